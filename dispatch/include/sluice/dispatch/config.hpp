@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sluice/core/status.hpp"
+#include "sluice/dispatch/handler.hpp"
+
+namespace sluice {
+
+/// How a poller spends the time in which nothing completes (C5).
+enum class WaitMode : std::uint8_t {
+  busy,   ///< polls without a pause; lowest latency, one core each
+  event,  ///< sleeps on the completion channels as soon as every CQ was seen empty
+};
+[[nodiscard]] const char* to_string(WaitMode mode) noexcept;
+
+/// Who runs the pollers, workers and the control (C8).
+enum class Drive : std::uint8_t {
+  own_threads,  ///< the dispatcher's own, pinned threads
+  host,         ///< the host calls run_once() from its threads; no thread is created
+};
+
+struct PollerConfig {
+  std::uint32_t count = 1;       ///< 1..64
+  std::vector<unsigned> cpus;    ///< OS CPU index of each poller, round-robin; empty: not pinned
+  WaitMode wait = WaitMode::event;
+  std::uint32_t batch_count = 512;  ///< batch buffers of each poller (32 completions each); 2..65536
+  /// Rounds a source may be empty before it turns cold, in `event` mode. 0..2^20
+  std::uint32_t hot_rounds = 64;
+  std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
+};
+
+struct PoolConfig {
+  std::string name = "default";
+  std::uint32_t workers = 1;     ///< 1..58 (ParkingLot::kMaxWorkers)
+  std::vector<unsigned> cpus;    ///< OS CPU index of each worker, round-robin; empty: not pinned
+  std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
+};
+
+/// A plain description of the threads; every value has a default that works.
+struct DispatcherConfig {
+  Drive drive = Drive::own_threads;
+  PollerConfig pollers;
+  std::vector<PoolConfig> pools = {PoolConfig{}};
+  /// Lanes; each attached connection takes one. 0: as many as the descriptor limit allows, at most
+  /// 4096. A number that the limit (ulimit -n) cannot carry is refused at start. 0..2^20
+  std::uint32_t connections_max = 0;
+  /// A handler that runs longer is reported (R2). 0: never.
+  std::chrono::milliseconds stall_threshold{200};
+  /// How long a drain waits for LAST_WQE_REACHED on a device that may never send it (E3).
+  std::chrono::milliseconds last_wqe_grace{100};
+  /// What the control takes for now: for deadlines only. Unset: steady_clock::now. A simulation puts
+  /// a clock of its own here.
+  std::function<std::chrono::steady_clock::time_point()> clock;
+
+  /// Checks every value; the message names the field, its value and the range.
+  [[nodiscard]] Status validate() const;
+};
+
+/// Something the control has to tell. Called on the control thread (or in run_control_once()), one
+/// at a time; must not block, may call any asynchronous dispatcher function. All optional.
+struct DispatcherCallbacks {
+  std::function<void(SourceId, const Status&)> on_source_failed;
+  /// A handler has been running longer than stall_threshold; `inlined` if it holds up a poller.
+  std::function<void(SourceId, bool inlined, std::chrono::nanoseconds running)> on_stall;
+  /// A device async event (E5), after it was copied, acknowledged and routed.
+  std::function<void(ibv_context*, const ibv_async_event&)> on_async_event;
+  /// Completions of no attached connection (E1). Called on the poller that found them, noexcept in
+  /// spirit: it must not throw, block, or dereference anything of the dead connection.
+  std::function<void(SourceId, std::span<const ibv_wc>)> on_orphans;
+};
+
+}  // namespace sluice

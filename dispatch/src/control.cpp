@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "control.hpp"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "inside.hpp"
+#include "listener.hpp"
+
+namespace sluice::detail {
+namespace {
+
+constexpr std::size_t kDescriptorsPerRound = 64;
+constexpr std::uint32_t kEventsPerDescriptor = 16;  ///< then the others get their turn
+constexpr std::size_t kNotesPerRound = 256;
+
+bool is_end(rpma::ConnectionEvent event) {
+  return event != rpma::ConnectionEvent::established;
+}
+
+}  // namespace
+
+Control::Control(const DispatcherConfig& config, const DispatcherCallbacks& callbacks,
+                 ControlPort& port, Registry& registry,
+                 const std::vector<std::unique_ptr<Poller>>& pollers,
+                 const std::vector<std::unique_ptr<Worker>>& workers)
+    : config_(config),
+      callbacks_(callbacks),
+      port_(port),
+      registry_(registry),
+      pollers_(pollers),
+      workers_(workers) {}
+
+Control::~Control() {
+  if (epoll_fd_ >= 0) ::close(epoll_fd_);
+}
+
+Status Control::open() {
+  SLUICE_RETURN_IF_ERROR(port_.notes().status());
+  epoll_fd_ = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = port_.notes().fd();
+  if (epoll_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, port_.notes().fd(), &event) != 0) {
+    return {StatusCode::resource_exhausted, "the control could not make its epoll descriptor", errno};
+  }
+  seen_pollers_.resize(pollers_.size());
+  seen_workers_.resize(workers_.size());
+  return {};
+}
+
+// --- a round ---------------------------------------------------------------------------------------
+
+std::size_t Control::run_once() {
+  owner_.check("the control is driven by one thread; another one called it");
+  const InsideRound inside;
+  rounds_.add();
+  std::size_t work = handle_descriptors();
+  work += handle_notes();
+  work += step_listeners();
+  work += advance_drains();
+  check_stalls();
+  return work;
+}
+
+std::size_t Control::handle_descriptors() {
+  std::array<epoll_event, kDescriptorsPerRound> events;
+  const int count = ::epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), 0);
+  std::size_t work = 0;
+  for (int i = 0; i < count; ++i) {
+    const int fd = events[static_cast<std::size_t>(i)].data.fd;
+    if (fd == port_.notes().fd()) {
+      port_.notes().drain_fd();
+      continue;
+    }
+    const Watched target = watched(fd);
+    if (target.device != nullptr) {
+      handle_device(target.device);
+      ++work;
+    } else if (const auto connection = target.connection.lock()) {
+      handle_connection(connection);
+      ++work;
+    }
+  }
+  return work;
+}
+
+std::size_t Control::handle_notes() {
+  ControlNote note;
+  std::size_t taken = 0;
+  while (taken < kNotesPerRound && port_.notes().take(note)) {
+    ++taken;
+    if (note.kind == ControlNote::Kind::connection_failed) {
+      if (const auto connection = registry_.find(note.connection)) {
+        report_end(connection, rpma::ConnectionEvent::lost);
+      }
+    } else if (const auto source = registry_.find(note.source)) {
+      if (callbacks_.on_source_failed) {
+        const Status status(StatusCode::device_failed,
+                            "source '" + std::string(source->source->name()) +
+                                "': " + std::string(to_string(note.fault)) +
+                                (note.fault == SourceFault::rearm_failed
+                                     ? ", polled for good from now on"
+                                     : ", not polled any more"),
+                            note.error > 0 ? note.error : 0, note.error < 0 ? note.error : 0);
+        callbacks_.on_source_failed(note.source, status);
+      }
+    }
+  }
+  return taken;
+}
+
+std::size_t Control::advance_drains() {
+  {
+    const std::scoped_lock lock(mutex_);
+    std::move(new_drains_.begin(), new_drains_.end(), std::back_inserter(drains_));
+    new_drains_.clear();
+  }
+  if (drains_.empty()) return 0;
+  DrainContext context{registry_, port_, pollers_, config_.last_wqe_grace,
+                       [this](const ConnectionState& connection) { unwatch(connection); }};
+  const TimePoint at = now();
+  std::size_t work = 0;
+  for (std::size_t i = 0; i < drains_.size();) {
+    if (!drains_[i].advance(at, context)) {
+      ++i;
+      continue;
+    }
+    ++work;
+    drains_done_.add();
+    if (drains_[i].report().quarantined) quarantined_.add();
+    port_.end_drain();
+    const Drain over = std::exchange(drains_[i], std::move(drains_.back()));
+    drains_.pop_back();
+    over.call_back();
+  }
+  return work;
+}
+
+std::size_t Control::step_listeners() {
+  std::vector<std::shared_ptr<ListenerState>> listeners;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (listeners_.empty()) return 0;
+    std::erase_if(listeners_, [](const auto& listener) { return listener->closed(); });
+    listeners = listeners_;
+  }
+  std::size_t work = 0;
+  for (const auto& listener : listeners) work += listener->step();
+  return work;
+}
+
+void Control::check_stalls() {
+  if (config_.stall_threshold.count() == 0) return;
+  const TimePoint at = now();
+  if (at < next_stall_check_) return;
+  next_stall_check_ = at + config_.stall_threshold / 2;
+  for (std::size_t i = 0; i < pollers_.size(); ++i) {
+    check_stall(*pollers_[i], seen_pollers_[i], true, at);
+  }
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    check_stall(*workers_[i], seen_workers_[i], false, at);
+  }
+}
+
+template <typename Runner>
+void Control::check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at) {
+  const std::uint64_t sequence = runner.handler_sequence();
+  if (sequence != seen.sequence || (sequence & 1) == 0) {
+    seen = {sequence, at, false};
+    return;
+  }
+  if (seen.reported || at - seen.since < config_.stall_threshold) return;
+  seen.reported = true;
+  runner.count_stall();
+  if (callbacks_.on_stall) callbacks_.on_stall(runner.handler_source(), inlined, at - seen.since);
+}
+
+// --- waiting ---------------------------------------------------------------------------------------
+
+bool Control::prepare_to_wait() {
+  owner_.check("the control is driven by one thread; another one wanted to wait for it");
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!new_drains_.empty()) return false;
+  }
+  return port_.notes().prepare_to_sleep();
+}
+
+void Control::block() noexcept {
+  TimePoint look = TimePoint::max();
+  const TimePoint at = now();
+  for (const Drain& drain : drains_) look = std::min(look, drain.next_look(at));
+  if (config_.stall_threshold.count() > 0) look = std::min(look, next_stall_check_);
+  int timeout_ms = -1;
+  if (look != TimePoint::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(look - at).count();
+    constexpr std::int64_t kLongest = 60'000;
+    timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, kLongest));
+  }
+  epoll_event event;
+  ::epoll_wait(epoll_fd_, &event, 1, timeout_ms);  // level-triggered: run_once() finds it again
+}
+
+// --- what is watched -------------------------------------------------------------------------------
+
+Control::Watched Control::watched(int fd) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = watched_.find(fd);
+  return found == watched_.end() ? Watched{} : found->second;
+}
+
+Status Control::watch(const std::shared_ptr<ConnectionState>& connection) {
+  const int fd = connection->connection->event_fd();
+  {
+    const std::scoped_lock lock(mutex_);
+    watched_[fd] = Watched{connection, nullptr};
+  }
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0) return {};
+  const int error = errno;
+  const std::scoped_lock lock(mutex_);
+  watched_.erase(fd);
+  return {StatusCode::resource_exhausted, "a connection's events could not be watched", error};
+}
+
+void Control::unwatch(const ConnectionState& connection) {
+  if (connection.connection == nullptr) return;
+  const int fd = connection.connection->event_fd();
+  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+  const std::scoped_lock lock(mutex_);
+  watched_.erase(fd);
+}
+
+Status Control::watch_device(ibv_context* device) {
+  const int fd = device->async_fd;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!watched_.emplace(fd, Watched{{}, device}).second) return {};
+  }
+  const int flags = ::fcntl(fd, F_GETFL);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0 &&
+      ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0) {
+    return {};
+  }
+  const int error = errno;
+  const std::scoped_lock lock(mutex_);
+  watched_.erase(fd);
+  return {StatusCode::io_error, "a device's async events could not be watched", error};
+}
+
+void Control::add(Drain drain) {
+  port_.begin_drain();
+  {
+    const std::scoped_lock lock(mutex_);
+    new_drains_.push_back(std::move(drain));
+  }
+  poke();
+}
+
+void Control::add(std::shared_ptr<ListenerState> listener) {
+  const std::scoped_lock lock(mutex_);
+  listeners_.push_back(std::move(listener));
+}
+
+// --- events ----------------------------------------------------------------------------------------
+
+void Control::handle_connection(const std::shared_ptr<ConnectionState>& connection) {
+  const std::shared_ptr<rpma::Connection> handle = connection->connection;
+  if (handle == nullptr) return;
+  for (std::uint32_t i = 0; i < kEventsPerDescriptor; ++i) {
+    const auto event = handle->next_event();
+    if (!event) {
+      // Anything but "none now" means that nothing more will be told here.
+      if (event.status().code() != StatusCode::no_completion) {
+        unwatch(*connection);
+        report_end(connection, rpma::ConnectionEvent::lost);
+      }
+      return;
+    }
+    connection_events_.add();
+    if (is_end(*event)) report_end(connection, *event);
+  }
+}
+
+/// Tells of a connection's end once, however many signs of it there are: a failed completion, a
+/// device event, CONN_CLOSED (which may come twice).
+void Control::report_end(const std::shared_ptr<ConnectionState>& connection,
+                         rpma::ConnectionEvent event) {
+  connection->down.store(true, std::memory_order_relaxed);
+  if (std::exchange(connection->event_told, true)) return;
+  if (connection->on_event) connection->on_event(connection->id, event);
+}
+
+void Control::handle_device(ibv_context* device) {
+  for (std::uint32_t i = 0; i < kEventsPerDescriptor; ++i) {
+    ibv_async_event event{};
+    if (::ibv_get_async_event(device, &event) != 0) return;
+    async_events_.add();
+    // What is needed of the object, before the acknowledgement lets it be destroyed.
+    std::uint32_t qp_num = 0;
+    int cq_fd = -1;
+    switch (event.event_type) {
+      case IBV_EVENT_CQ_ERR:
+        if (event.element.cq->channel != nullptr) cq_fd = event.element.cq->channel->fd;
+        break;
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_REQ_ERR:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_COMM_EST:
+      case IBV_EVENT_SQ_DRAINED:
+      case IBV_EVENT_PATH_MIG:
+      case IBV_EVENT_PATH_MIG_ERR:
+      case IBV_EVENT_QP_LAST_WQE_REACHED: qp_num = event.element.qp->qp_num; break;
+      default: break;
+    }
+    ::ibv_ack_async_event(&event);
+    route(device, event, qp_num, cq_fd);
+    if (callbacks_.on_async_event) callbacks_.on_async_event(device, event);
+  }
+}
+
+void Control::route(ibv_context* device, const ibv_async_event& event, std::uint32_t qp_num,
+                    int cq_fd) {
+  switch (event.event_type) {
+    case IBV_EVENT_CQ_ERR:
+      if (const auto source = registry_.find_by_fd(cq_fd)) {
+        // One being detached may be gone before the poller reads its mail; its drain need only know
+        // that nothing more will come. A full mailbox delays what the QPs' own errors tell as well.
+        if (registry_.is_detaching(*source)) {
+          source->dead.store(true, std::memory_order_seq_cst);
+        } else {
+          static_cast<void>(pollers_[source->poller_index]->post(
+              {PollerCommand::Kind::fail_source, source.get(), nullptr}));
+        }
+      }
+      break;
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      if (const auto connection = registry_.find_by_qp_num(device, qp_num)) {
+        connection->last_wqe_seen.store(true, std::memory_order_seq_cst);
+      }
+      break;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+      if (const auto connection = registry_.find_by_qp_num(device, qp_num)) {
+        report_end(connection, rpma::ConnectionEvent::lost);
+      }
+      break;
+    case IBV_EVENT_DEVICE_FATAL:
+      for (const auto& connection : registry_.connections()) {
+        if (connection->device == device) report_end(connection, rpma::ConnectionEvent::lost);
+      }
+      break;
+    default: break;
+  }
+}
+
+ControlCounters Control::counters() const noexcept {
+  ControlCounters out;
+  out.rounds = rounds_.get();
+  out.connection_events = connection_events_.get();
+  out.async_events = async_events_.get();
+  out.drains = drains_done_.get();
+  out.quarantined = quarantined_.get();
+  return out;
+}
+
+}  // namespace sluice::detail

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "state.hpp"
+
+namespace sluice::detail {
+
+/// What is attached. Set-up and the control only, hence a mutex; no data path comes here.
+class Registry {
+ public:
+  Registry(std::uint32_t poller_count, std::uint32_t connections_max, std::uint32_t sources_max)
+      : connections_max_(connections_max),
+        sources_max_(sources_max),
+        connections_per_poller_(poller_count, 0),
+        sources_per_poller_(poller_count, 0) {}
+
+  /// The poller asked for, or the one with the fewest connections, then sources (R1); its counts are
+  /// raised at once, so that set-ups at the same time spread, too. Nothing when it is full.
+  [[nodiscard]] std::optional<std::uint32_t> choose_poller(std::uint32_t wanted, bool connection,
+                                                           std::uint32_t sources);
+  void leave_poller(std::uint32_t poller, bool connection, std::uint32_t sources);
+
+  [[nodiscard]] SourceId next_source_id();
+  void add(std::shared_ptr<SourceState> source);
+  void remove(SourceId id);
+  [[nodiscard]] std::shared_ptr<SourceState> find(SourceId id) const;
+  [[nodiscard]] std::shared_ptr<SourceState> find_by_fd(int fd) const;
+
+  /// Gives it an id; ConnectionId::none when there are connections_max.
+  [[nodiscard]] ConnectionId add(const std::shared_ptr<ConnectionState>& connection);
+  void remove(ConnectionId id);
+  [[nodiscard]] bool room_for_connection() const;
+  [[nodiscard]] std::shared_ptr<ConnectionState> find(ConnectionId id) const;
+  [[nodiscard]] std::shared_ptr<ConnectionState> find_by_qp_num(ibv_context* device,
+                                                                std::uint32_t qp_num) const;
+
+  [[nodiscard]] std::vector<std::shared_ptr<SourceState>> sources() const;
+  [[nodiscard]] std::vector<std::shared_ptr<ConnectionState>> connections() const;
+  [[nodiscard]] std::vector<std::uint32_t> connections_per_poller() const;
+
+  /// Marks it as being detached; false when it was already.
+  [[nodiscard]] bool begin_detach(SourceState& source);
+  [[nodiscard]] bool begin_detach(ConnectionState& connection);
+  [[nodiscard]] bool is_detaching(const SourceState& source) const;
+
+  /// Keeps what a drain had to leave behind until the dispatcher goes (C6).
+  void quarantine(std::shared_ptr<ConnectionState> connection);
+  void quarantine(std::shared_ptr<SourceState> source);
+
+ private:
+  struct Entry {
+    std::shared_ptr<ConnectionState> connection;
+    std::uint32_t generation = 0;
+  };
+  mutable std::mutex mutex_;
+  const std::uint32_t connections_max_;
+  const std::uint32_t sources_max_;
+  std::uint32_t last_source_ = 0;
+  std::map<SourceId, std::shared_ptr<SourceState>> sources_;
+  std::vector<Entry> entries_;
+  std::vector<std::uint32_t> free_entries_;
+  std::vector<std::uint32_t> connections_per_poller_;
+  std::vector<std::uint32_t> sources_per_poller_;
+  std::vector<std::shared_ptr<ConnectionState>> quarantined_connections_;
+  std::vector<std::shared_ptr<SourceState>> quarantined_sources_;
+};
+
+}  // namespace sluice::detail

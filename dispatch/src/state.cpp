@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "state.hpp"
+
+#include <utility>
+
+namespace sluice::detail {
+
+SourceState::SourceState(SourceId source_id, std::shared_ptr<CompletionSource> completion_source,
+                         AttachOptions attach_options, Handler completion_handler)
+    : id(source_id),
+      source(std::move(completion_source)),
+      options(std::move(attach_options)),
+      handler(std::move(completion_handler)) {
+  if (options.order != Order::per_connection) return;
+  segment_count = source->capacity();
+  segments = std::make_unique<Segment[]>(segment_count);
+  for (std::uint32_t i = 0; i < segment_count; ++i) {
+    segments[i].source = this;
+    segments[i].next = std::exchange(free_segments, &segments[i]);
+  }
+  free_segment_count = segment_count;
+}
+
+void SourceState::release() noexcept {
+  ownership.release();
+  handler = Handler{};
+  source.reset();
+}
+
+}  // namespace sluice::detail

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "counter.hpp"
+#include "queue_pair_table.hpp"
+#include "sluice/core/cacheline.hpp"
+#include "sluice/core/completion_source.hpp"
+#include "sluice/core/lane_queue.hpp"
+#include "sluice/core/return_stack.hpp"
+#include "sluice/core/rpma/handles.hpp"
+#include "sluice/dispatch/dispatcher.hpp"
+
+namespace sluice::detail {
+
+class Poller;
+struct Pool;
+struct SourceState;
+struct ConnectionState;
+
+inline constexpr std::uint32_t kBatchSize = 32;   ///< completions per poll and per batch (C2)
+inline constexpr std::uint32_t kSegmentSize = 8;  ///< completions per lane entry
+
+/// A batch of a source without order: polled into, handed to any worker, returned to its poller.
+struct alignas(kCacheLine) Batch {
+  Batch* next = nullptr;
+  SourceState* source = nullptr;
+  Poller* poller = nullptr;
+  std::uint32_t count = 0;
+  ibv_wc completions[kBatchSize];
+};
+
+/// Some completions of one connection in its lane. Each source has as many as its CQs have entries:
+/// a segment holds at least one completion, so a lane is never full (C3).
+struct alignas(kCacheLine) Segment {
+  Segment* next = nullptr;
+  SourceState* source = nullptr;
+  ConnectionState* connection = nullptr;
+  std::uint32_t count = 0;
+  ibv_wc completions[kSegmentSize];
+};
+
+/// One connection's queue towards the workers of one pool (C3).
+struct Lane {
+  LaneQueue<Segment> queue;
+  Segment* leftover = nullptr;  ///< taken and not yet handled; the holder's
+};
+
+/// Counts what was handed to workers and what they are done with. `handed` has one writer (the
+/// poller). A detach waits until the two agree; the increment of `done` is the last access to the
+/// state by a worker (but for the lane, see LaneQueue::idle).
+struct Handover {
+  alignas(kCacheLine) std::atomic<std::uint64_t> handed{0};
+  alignas(kCacheLine) std::atomic<std::uint64_t> done{0};
+
+  void hand() noexcept {
+    handed.store(handed.load(std::memory_order_relaxed) + 1,
+                 std::memory_order_release);  // (1) release: pairs with (3)
+  }
+  void finish() noexcept {
+    done.fetch_add(1, std::memory_order_seq_cst);  // (2) pairs with (4); seq_cst: see Control::poke
+  }
+  [[nodiscard]] std::uint64_t outstanding() const noexcept {
+    const std::uint64_t finished = done.load(std::memory_order_seq_cst);  // (4) pairs with (2)
+    return handed.load(std::memory_order_acquire) - finished;             // (3) pairs with (1)
+  }
+};
+
+/// How a poller sees a source. Moved on by the poller only.
+enum class Heat : std::uint8_t {
+  hot,     ///< polled every round; its fd is not in epoll
+  cold,    ///< seen empty since its last re-arm; its fd is in epoll, level-triggered
+  failed,  ///< a fault was reported; never polled again
+  gone,    ///< removed: the poller touches it no more
+};
+
+/// Segments being filled from the present poll, not yet in their lane.
+struct OpenSegments {
+  Segment* first = nullptr;
+  Segment* last = nullptr;
+};
+
+struct SourceState {
+  SourceState(SourceId source_id, std::shared_ptr<CompletionSource> completion_source,
+              AttachOptions attach_options, Handler completion_handler);
+
+  const SourceId id;
+  std::shared_ptr<CompletionSource> source;
+  SourceOwnership ownership;
+  const AttachOptions options;
+  Handler handler;
+  Pool* pool = nullptr;  ///< nullptr when inlined
+  Poller* poller = nullptr;
+  std::uint32_t poller_index = 0;
+  /// Not null: all completions are this connection's. Outlives this source (Drain sees to it).
+  ConnectionState* connection = nullptr;
+  std::uint64_t drain_marker = 0;  ///< wr_id that is the connection's drain marker; 0: none
+  /// The lane of a source attached alone, all of one connection (AttachOptions::single_connection).
+  std::unique_ptr<ConnectionState> own_connection;
+
+  // --- the poller's own ------------------------------------------------------------------------
+  Heat heat = Heat::hot;
+  bool polled_for_good = false;  ///< re-arming failed, or it has no fd: never slept on (W8, S5)
+  std::uint32_t empty_rounds = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t generation = 0;
+  bool woken = false;  ///< has become hot through an event and has not brought anything since
+  std::unique_ptr<QueuePairTable> queue_pairs;  ///< a source of many connections
+  std::vector<ibv_wc> early;                    ///< completions of connections being set up (C6)
+  OpenSegments open;  ///< of a source of one connection
+  Segment* free_segments = nullptr;
+  std::uint32_t free_segment_count = 0;
+
+  // --- shared ------------------------------------------------------------------------------------
+  std::unique_ptr<Segment[]> segments;
+  std::uint32_t segment_count = 0;
+  ReturnStack<Segment> returned;
+  Handover handover;
+  std::atomic<std::uint32_t> pending_setups{0};
+  std::atomic<bool> removed{false};      ///< the poller has let go of it
+  std::atomic<bool> dead{false};         ///< a fault ended it: nothing more comes out of it
+  std::atomic<std::uint32_t> attached_connections{0};
+  bool detaching = false;  ///< under the registry's mutex
+
+  /// Lets go of the source and the handler, once nobody touches them any more.
+  void release() noexcept;
+};
+
+/// An attached connection, or a queue pair known by number only.
+struct ConnectionState {
+  ConnectionId id = ConnectionId::none;
+  std::uint32_t qp_num = 0;
+  std::shared_ptr<rpma::Connection> connection;  ///< null: attached by number
+  ibv_context* device = nullptr;
+  void* context = nullptr;
+  std::function<void(ConnectionId, rpma::ConnectionEvent)> on_event;
+  Pool* pool = nullptr;
+  std::uint32_t poller_index = 0;
+  std::vector<std::shared_ptr<SourceState>> own_sources;
+  std::shared_ptr<SourceState> receive_source;
+
+  Lane lane;
+
+  OpenSegments open;  ///< the receive source's poller's own
+
+  // --- shared --------------------------------------------------------------------------------------
+  Handover receives;  ///< segments of the receive source
+  std::atomic<bool> down{false};
+  std::atomic<bool> failure_reported{false};  ///< a poller has told the control of a failed completion
+  std::atomic<bool> marker_seen{false};
+  std::atomic<bool> last_wqe_seen{false};
+  std::atomic<bool> removed{false};  ///< the receive source's poller has let go of it
+  bool event_told = false;           ///< the control's: on_event was called with the end
+  bool detaching = false;            ///< under the registry's mutex
+};
+
+}  // namespace sluice::detail

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Every queue under many threads: nothing lost, nothing twice, each producer's order kept.
+#include <poll.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "sluice/core/lane_queue.hpp"
+#include "sluice/core/mailbox.hpp"
+#include "sluice/core/return_stack.hpp"
+#include "sluice/core/scq_ring.hpp"
+#include "sluice/core/spmc_ring.hpp"
+#include "stress_support.hpp"
+
+namespace sluice {
+namespace {
+
+using test::Attendance;
+using test::OrderCheck;
+using test::stress_items;
+using test::Tagged;
+using test::Threads;
+using test::Watchdog;
+
+constexpr unsigned kProducers = 4;
+constexpr unsigned kConsumers = 4;
+
+TEST(Stress, SpmcRingsAsAPool) {
+  const std::uint64_t per_producer = stress_items(4'000'000) / kProducers;
+  const std::uint64_t total = per_producer * kProducers;
+  std::vector<std::unique_ptr<SpmcRing<std::uint64_t>>> rings;
+  for (unsigned i = 0; i < kProducers; ++i) {
+    rings.push_back(std::make_unique<SpmcRing<std::uint64_t>>(64, ~std::uint64_t{0} - 1000));
+  }
+  Attendance attendance(kProducers, per_producer);
+  std::atomic<std::uint64_t> taken{0};
+  std::atomic<std::uint64_t> violations{0};
+  Watchdog watchdog(taken);
+  Threads threads;
+  threads.start(kProducers, [&](unsigned id) {
+    std::array<std::uint64_t, 16> burst{};
+    for (std::uint64_t next = 0; next < per_producer;) {
+      const std::uint64_t count = std::min<std::uint64_t>(1 + next % 16, per_producer - next);
+      for (std::uint64_t i = 0; i < count; ++i) burst[i] = Tagged::make(id, next + i);
+      const std::size_t pushed = rings[id]->push_bulk(std::span(burst).first(count));
+      if (pushed == 0) std::this_thread::yield();
+      next += pushed;
+    }
+  });
+  threads.start(kConsumers, [&](unsigned id) {
+    OrderCheck order(kProducers);
+    std::array<std::uint64_t, 8> out{};
+    unsigned turn = id;
+    while (taken.load(std::memory_order_relaxed) < total) {
+      ++turn;
+      const std::size_t count = rings[turn % kProducers]->pop_bulk(
+          std::span(out).first(1 + turn % out.size()), kConsumers);
+      for (std::size_t i = 0; i < count; ++i) {
+        attendance.note(out[i]);
+        order.note(out[i]);
+      }
+      if (count == 0) {
+        std::this_thread::yield();
+      } else {
+        taken.fetch_add(count, std::memory_order_relaxed);
+      }
+    }
+    violations.fetch_add(order.violations());
+  });
+  threads.join();
+  attendance.expect_all_once();
+  EXPECT_EQ(violations.load(), 0u);
+  for (const auto& ring : rings) EXPECT_TRUE(ring->empty_seq_cst());
+}
+
+void many_through_one_scq_ring(std::size_t capacity, std::uint64_t items) {
+  const std::uint64_t per_producer = items / kProducers;
+  const std::uint64_t total = per_producer * kProducers;
+  ScqRing<std::uint64_t> ring(capacity, ~std::uint64_t{0} - 1000);
+  Attendance attendance(kProducers, per_producer);
+  std::atomic<std::uint64_t> taken{0};
+  std::atomic<std::uint64_t> violations{0};
+  Watchdog watchdog(taken);
+  Threads threads;
+  threads.start(kProducers, [&](unsigned id) {
+    for (std::uint64_t next = 0; next < per_producer; ++next) {
+      while (!ring.push(Tagged::make(id, next))) std::this_thread::yield();
+    }
+  });
+  threads.start(kConsumers, [&](unsigned) {
+    OrderCheck order(kProducers);
+    std::uint64_t out = 0;
+    while (taken.load(std::memory_order_relaxed) < total) {
+      if (ring.pop(out)) {
+        attendance.note(out);
+        order.note(out);
+        taken.fetch_add(1, std::memory_order_relaxed);
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    violations.fetch_add(order.violations());
+  });
+  threads.join();
+  attendance.expect_all_once();
+  EXPECT_EQ(violations.load(), 0u);
+  EXPECT_TRUE(ring.empty_seq_cst());
+}
+
+TEST(Stress, ScqRing) {
+  many_through_one_scq_ring(1024, stress_items(2'000'000));
+}
+TEST(Stress, ScqRingMostlyFull) {
+  many_through_one_scq_ring(3, stress_items(1'000'000));
+}
+
+struct Buffer {
+  Buffer* next = nullptr;
+  std::uint64_t payload = 0;  ///< plain: TSan sees it if the hand-over does not synchronise
+};
+
+TEST(Stress, ReturnStackBringsBuffersHome) {
+  constexpr std::size_t kBuffers = 256;
+  const std::uint64_t total = stress_items(2'000'000);
+  std::vector<Buffer> buffers(kBuffers);
+  ReturnStack<Buffer> home;
+  for (Buffer& buffer : buffers) home.push(&buffer);
+  SpmcRing<Buffer*> out(kBuffers);
+  std::atomic<std::uint64_t> returned{0};
+  std::atomic<bool> done{false};
+  std::uint64_t sent = 0;
+  std::uint64_t bad_payloads = 0;
+  Watchdog watchdog(returned);
+  Threads threads;
+  threads.start(1, [&](unsigned) {
+    while (sent < total) {
+      Buffer* list = home.take_all();
+      if (list == nullptr) std::this_thread::yield();
+      while (list != nullptr) {
+        Buffer* const buffer = list;
+        list = buffer->next;
+        bad_payloads += buffer->payload % 2;
+        ++buffer->payload;
+        EXPECT_TRUE(out.push(buffer));
+        ++sent;
+      }
+    }
+    done.store(true, std::memory_order_release);
+  });
+  threads.start(kConsumers, [&](unsigned) {
+    Buffer* buffer = nullptr;
+    for (;;) {
+      const bool last = done.load(std::memory_order_acquire);
+      if (out.pop(buffer)) {
+        ++buffer->payload;
+        home.push(buffer);
+        returned.fetch_add(1, std::memory_order_relaxed);
+      } else if (last) {
+        break;
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  threads.join();
+  EXPECT_EQ(bad_payloads, 0u);
+  EXPECT_EQ(returned.load(), sent);
+  std::size_t at_home = 0;
+  for (Buffer* list = home.take_all(); list != nullptr; list = list->next) ++at_home;
+  EXPECT_EQ(at_home, kBuffers);
+}
+
+struct Entry {
+  Entry* next = nullptr;
+  std::uint64_t value = 0;
+  ReturnStack<Entry>* home = nullptr;
+};
+
+/// A lane and what only its holder may touch: plain variables, so that TSan sees a second worker.
+struct Lane {
+  LaneQueue<Entry> queue;
+  std::atomic<int> holders{0};
+  std::vector<std::uint64_t> next_of = std::vector<std::uint64_t>(kProducers, 0);
+  std::uint64_t violations = 0;
+};
+
+TEST(Stress, LanesAreHeldByOneWorkerAndKeepOrder) {
+  constexpr std::size_t kLanes = 8;
+  constexpr std::size_t kEntries = 64;
+  const std::uint64_t per_producer = stress_items(1'200'000) / kProducers;
+  const std::uint64_t total = per_producer * kProducers;
+  std::vector<Lane> lanes(kLanes);
+  ScqRing<Lane*> runnable(kLanes);
+  Attendance attendance(kProducers, per_producer);
+  std::atomic<std::uint64_t> handled{0};
+  std::atomic<std::uint64_t> refused{0};
+  std::atomic<std::uint64_t> overlaps{0};
+  std::vector<ReturnStack<Entry>> homes(kProducers);
+  std::vector<std::vector<Entry>> pools(kProducers, std::vector<Entry>(kEntries));
+  Watchdog watchdog(handled);
+  Threads threads;
+  threads.start(kProducers, [&](unsigned id) {
+    for (Entry& entry : pools[id]) {
+      entry.home = &homes[id];
+      homes[id].push(&entry);
+    }
+    Entry* spare = nullptr;
+    for (std::uint64_t next = 0; next < per_producer;) {
+      Lane& lane = lanes[(next * 7 / 3 + id) % kLanes];
+      // One or two at a time, the two as a chain.
+      Entry* first = nullptr;
+      Entry* last = nullptr;
+      for (std::uint64_t i = 0; i < 1 + next % 2 && next + i < per_producer; ++i) {
+        while (spare == nullptr) {
+          spare = homes[id].take_all();
+          if (spare == nullptr) std::this_thread::yield();
+        }
+        Entry* const entry = spare;
+        spare = entry->next;
+        entry->value = Tagged::make(id, next + i);
+        if (first == nullptr) {
+          first = entry;
+        } else {
+          last->next = entry;
+        }
+        last = entry;
+      }
+      next += first == last ? 1 : 2;
+      if (lane.queue.push_chain(first, last) && !runnable.push(&lane)) refused.fetch_add(1);
+    }
+  });
+  threads.start(kConsumers, [&](unsigned id) {
+    Lane* lane = nullptr;
+    std::uint64_t turn = id;
+    while (handled.load(std::memory_order_relaxed) < total) {
+      if (!runnable.pop(lane)) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (lane->holders.fetch_add(1, std::memory_order_relaxed) != 0) overlaps.fetch_add(1);
+      std::uint64_t count = 0;
+      for (Entry* list = lane->queue.take_all(); list != nullptr;) {
+        Entry* const entry = list;
+        list = entry->next;
+        const std::uint64_t value = entry->value;
+        attendance.note(value);
+        std::uint64_t& next = lane->next_of[Tagged::producer(value)];
+        if (Tagged::sequence(value) < next) ++lane->violations;
+        next = Tagged::sequence(value) + 1;
+        entry->home->push(entry);
+        ++count;
+      }
+      lane->holders.fetch_sub(1, std::memory_order_relaxed);
+      // Hand it over now and then even if it might be empty, so that both ways are met.
+      if (++turn % 3 == 0 || !lane->queue.try_idle()) {
+        if (!runnable.push(lane)) refused.fetch_add(1);
+      }
+      handled.fetch_add(count, std::memory_order_relaxed);
+    }
+  });
+  threads.join();
+  attendance.expect_all_once();
+  EXPECT_EQ(refused.load(), 0u) << "the ring of runnable lanes refused a lane";
+  EXPECT_EQ(overlaps.load(), 0u);
+  for (Lane& lane : lanes) {
+    EXPECT_EQ(lane.violations, 0u);
+    EXPECT_TRUE(lane.queue.empty_approx());
+  }
+}
+
+TEST(Stress, MailboxWithASleepingConsumer) {
+  const std::uint64_t per_producer = stress_items(400'000) / kProducers;
+  const std::uint64_t total = per_producer * kProducers;
+  Mailbox<std::uint64_t> mailbox(32);
+  ASSERT_TRUE(mailbox.status().ok());
+  Attendance attendance(kProducers, per_producer);
+  OrderCheck order(kProducers);
+  std::atomic<std::uint64_t> taken{0};
+  std::uint64_t sleeps = 0;
+  Watchdog watchdog(taken);
+  Threads threads;
+  threads.start(kProducers, [&](unsigned id) {
+    for (std::uint64_t next = 0; next < per_producer; ++next) {
+      while (!mailbox.post(Tagged::make(id, next))) std::this_thread::yield();
+    }
+  });
+  std::uint64_t count = 0;
+  while (count < total) {
+    std::uint64_t out = 0;
+    while (mailbox.take(out)) {
+      attendance.note(out);
+      order.note(out);
+      ++count;
+    }
+    taken.store(count, std::memory_order_relaxed);
+    if (count == total || !mailbox.prepare_to_sleep()) continue;
+    ++sleeps;
+    pollfd entry{mailbox.fd(), POLLIN, 0};
+    while (::poll(&entry, 1, -1) < 0) {
+    }
+    mailbox.finish_sleep();
+    mailbox.drain_fd();
+  }
+  threads.join();
+  attendance.expect_all_once();
+  EXPECT_EQ(order.violations(), 0u);
+  std::printf("mailbox: %llu posts, %llu sleeps\n", static_cast<unsigned long long>(total),
+              static_cast<unsigned long long>(sleeps));
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sluice/core/return_stack.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "freeze_hooks.hpp"
+
+namespace sluice {
+namespace {
+
+struct Buffer {
+  int id = 0;
+  Buffer* next = nullptr;
+  Buffer* home = nullptr;
+};
+
+static_assert(alignof(ReturnStack<Buffer>) == kCacheLine);
+static_assert(sizeof(ReturnStack<Buffer>) == kCacheLine);
+
+template <Buffer* Buffer::*Next = &Buffer::next>
+std::vector<int> ids(const Buffer* list) {
+  std::vector<int> result;
+  for (; list != nullptr; list = list->*Next) result.push_back(list->id);
+  return result;
+}
+
+TEST(ReturnStack, GivesAllBackLastFirst) {
+  std::array<Buffer, 3> buffers{{{1}, {2}, {3}}};
+  ReturnStack<Buffer> stack;
+  EXPECT_TRUE(stack.empty_approx());
+  EXPECT_EQ(stack.take_all(), nullptr);
+  for (Buffer& buffer : buffers) stack.push(&buffer);
+  EXPECT_FALSE(stack.empty_approx());
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{3, 2, 1}));
+  EXPECT_EQ(stack.take_all(), nullptr);
+}
+
+TEST(ReturnStack, TakesChains) {
+  std::array<Buffer, 4> buffers{{{1}, {2}, {3}, {4}}};
+  ReturnStack<Buffer> stack;
+  stack.push(&buffers[0]);
+  buffers[1].next = &buffers[2];
+  buffers[2].next = &buffers[3];
+  stack.push_chain(&buffers[1], &buffers[3]);
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{2, 3, 4, 1}));
+}
+
+TEST(ReturnStack, LinksByTheMemberItIsGiven) {
+  std::array<Buffer, 2> buffers{{{1}, {2}}};
+  ReturnStack<Buffer, &Buffer::home> stack;
+  for (Buffer& buffer : buffers) stack.push(&buffer);
+  EXPECT_EQ(ids<&Buffer::home>(stack.take_all()), (std::vector<int>{2, 1}));
+  EXPECT_EQ(buffers[1].next, nullptr);
+}
+
+// Also the ABA case: while a push is frozen with the head it has read, that head is taken away and
+// comes back over another list.
+TEST(ReturnStack, APushFrozenInTheMiddleBlocksNobodyAndMeetsNoAba) {
+  std::array<Buffer, 4> buffers{{{1}, {2}, {3}, {4}}};
+  ReturnStack<Buffer, &Buffer::next, test::FreezeHooks> stack;
+  stack.push(&buffers[0]);
+  test::FrozenThread frozen("return.push.linked", [&] { stack.push(&buffers[3]); });
+  ASSERT_TRUE(frozen.reached());
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{1}));
+  stack.push(&buffers[1]);
+  stack.push(&buffers[2]);
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{3, 2}));
+  stack.push(&buffers[2]);
+  stack.push(&buffers[0]);  // the same head as at first, over another list
+  frozen.thaw();
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{4, 1, 3}));
+}
+
+}  // namespace
+}  // namespace sluice
