@@ -33,8 +33,9 @@ pkg_check_modules(IBVERBS REQUIRED IMPORTED_TARGET libibverbs)
 pkg_check_modules(RDMACM REQUIRED IMPORTED_TARGET librdmacm)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc>=2.4)
 
+# Configurations are structs with a default for each field; callers name the fields that they set.
 add_library(sluice_warnings INTERFACE)
-target_compile_options(sluice_warnings INTERFACE -Wall -Wextra -Wshadow
+target_compile_options(sluice_warnings INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers
   $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>
   $<$<BOOL:${SLUICE_WERROR}>:-Werror>)
 

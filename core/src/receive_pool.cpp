@@ -171,6 +171,13 @@ ReceivedBuffer ReceivePool::take(const ibv_wc& wc) noexcept {
   return ReceivedBuffer(this, static_cast<std::uint32_t>(slot - state_->slots.data()), length);
 }
 
+void ReceivePool::reclaim(const ibv_wc& wc) noexcept {
+  // Relaxed: no one else can move it on from `polled`, and it cannot be polled again but by the caller.
+  if (reinterpret_cast<Slot*>(wc.wr_id)->state.load(std::memory_order_relaxed) == SlotState::polled) {
+    take(wc).release();
+  }
+}
+
 void ReceivePool::no_longer_posted(std::uint32_t count) noexcept {
   const std::uint32_t before = state_->posted.fetch_sub(count, std::memory_order_relaxed);
   const std::uint32_t now = before - count;

@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t kDescriptorsPerRound = 64;
 constexpr std::uint32_t kEventsPerDescriptor = 16;  ///< then the others get their turn
 constexpr std::size_t kNotesPerRound = 256;
+constexpr std::size_t kDeviceEventsMax = 65536;
 
 bool is_end(rpma::ConnectionEvent event) {
   return event != rpma::ConnectionEvent::established;
@@ -40,6 +41,7 @@ Control::Control(const DispatcherConfig& config, const DispatcherCallbacks& call
       workers_(workers) {}
 
 Control::~Control() {
+  DeviceEventExchange::instance().leave(*this);
   if (epoll_fd_ >= 0) ::close(epoll_fd_);
 }
 
@@ -64,6 +66,7 @@ std::size_t Control::run_once() {
   const InsideRound inside;
   rounds_.add();
   std::size_t work = handle_descriptors();
+  work += handle_device_events();
   work += handle_notes();
   work += step_listeners();
   work += advance_drains();
@@ -103,19 +106,29 @@ std::size_t Control::handle_notes() {
         report_end(connection, rpma::ConnectionEvent::lost);
       }
     } else if (const auto source = registry_.find(note.source)) {
-      if (callbacks_.on_source_failed) {
-        const Status status(StatusCode::device_failed,
-                            "source '" + std::string(source->source->name()) +
-                                "': " + std::string(to_string(note.fault)) +
-                                (note.fault == SourceFault::rearm_failed
-                                     ? ", polled for good from now on"
-                                     : ", not polled any more"),
-                            note.error > 0 ? note.error : 0, note.error < 0 ? note.error : 0);
-        callbacks_.on_source_failed(note.source, status);
-      }
+      handle_source_failure(note, *source);
     }
   }
   return taken;
+}
+
+void Control::handle_source_failure(const ControlNote& note, SourceState& source) {
+  const bool still_polled = note.fault == SourceFault::rearm_failed;
+  if (callbacks_.on_source_failed) {
+    const Status status(StatusCode::device_failed,
+                        "source '" + std::string(source.source->name()) +
+                            "': " + std::string(to_string(note.fault)) +
+                            (still_polled ? ", polled for good from now on" : ", not polled any more"),
+                        note.error > 0 ? note.error : 0, note.error < 0 ? note.error : 0);
+    callbacks_.on_source_failed(note.source, status);
+  }
+  if (still_polled) return;
+  // A connection whose completions do not come any more is of no use, and nothing else may tell (E5).
+  for (const auto& connection : registry_.connections()) {
+    if (source.connection == connection.get() || connection->receive_source.get() == &source) {
+      report_end(connection, rpma::ConnectionEvent::lost);
+    }
+  }
 }
 
 std::size_t Control::advance_drains() {
@@ -140,7 +153,7 @@ std::size_t Control::advance_drains() {
     port_.end_drain();
     const Drain over = std::exchange(drains_[i], std::move(drains_.back()));
     drains_.pop_back();
-    over.call_back();
+    over.call_back(registry_);
   }
   return work;
 }
@@ -150,7 +163,12 @@ std::size_t Control::step_listeners() {
   {
     const std::scoped_lock lock(mutex_);
     if (listeners_.empty()) return 0;
-    std::erase_if(listeners_, [](const auto& listener) { return listener->closed(); });
+    std::erase_if(listeners_, [this](const auto& listener) {
+      if (!listener->closed()) return false;
+      ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, listener->wait_fd(), nullptr);
+      listener->finish();
+      return true;
+    });
     listeners = listeners_;
   }
   std::size_t work = 0;
@@ -248,6 +266,7 @@ Status Control::watch_device(ibv_context* device) {
     const std::scoped_lock lock(mutex_);
     if (!watched_.emplace(fd, Watched{{}, device}).second) return {};
   }
+  DeviceEventExchange::instance().join(device, *this);
   const int flags = ::fcntl(fd, F_GETFL);
   epoll_event event{};
   event.events = EPOLLIN;
@@ -271,9 +290,16 @@ void Control::add(Drain drain) {
   poke();
 }
 
-void Control::add(std::shared_ptr<ListenerState> listener) {
+Status Control::add(std::shared_ptr<ListenerState> listener) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = listener->wait_fd();  // wakes; each round steps all listeners
+  if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, listener->wait_fd(), &event) != 0) {
+    return {StatusCode::resource_exhausted, "a listener could not be watched", errno};
+  }
   const std::scoped_lock lock(mutex_);
   listeners_.push_back(std::move(listener));
+  return {};
 }
 
 // --- events ----------------------------------------------------------------------------------------
@@ -306,38 +332,39 @@ void Control::report_end(const std::shared_ptr<ConnectionState>& connection,
 }
 
 void Control::handle_device(ibv_context* device) {
-  for (std::uint32_t i = 0; i < kEventsPerDescriptor; ++i) {
-    ibv_async_event event{};
-    if (::ibv_get_async_event(device, &event) != 0) return;
-    async_events_.add();
-    // What is needed of the object, before the acknowledgement lets it be destroyed.
-    std::uint32_t qp_num = 0;
-    int cq_fd = -1;
-    switch (event.event_type) {
-      case IBV_EVENT_CQ_ERR:
-        if (event.element.cq->channel != nullptr) cq_fd = event.element.cq->channel->fd;
-        break;
-      case IBV_EVENT_QP_FATAL:
-      case IBV_EVENT_QP_REQ_ERR:
-      case IBV_EVENT_QP_ACCESS_ERR:
-      case IBV_EVENT_COMM_EST:
-      case IBV_EVENT_SQ_DRAINED:
-      case IBV_EVENT_PATH_MIG:
-      case IBV_EVENT_PATH_MIG_ERR:
-      case IBV_EVENT_QP_LAST_WQE_REACHED: qp_num = event.element.qp->qp_num; break;
-      default: break;
-    }
-    ::ibv_ack_async_event(&event);
-    route(device, event, qp_num, cq_fd);
-    if (callbacks_.on_async_event) callbacks_.on_async_event(device, event);
+  DeviceEvent event;
+  for (std::uint32_t i = 0; i < kEventsPerDescriptor && take_device_event(device, event); ++i) {
+    DeviceEventExchange::instance().publish(event);
   }
 }
 
-void Control::route(ibv_context* device, const ibv_async_event& event, std::uint32_t qp_num,
-                    int cq_fd) {
-  switch (event.event_type) {
+void Control::deliver(const DeviceEvent& event) {
+  {
+    const std::scoped_lock lock(mutex_);
+    // Of a control that nobody runs any more: what is beyond the bound concerns nobody.
+    if (device_events_.size() < kDeviceEventsMax) device_events_.push_back(event);
+  }
+  poke();
+}
+
+std::size_t Control::handle_device_events() {
+  std::vector<DeviceEvent> events;
+  {
+    const std::scoped_lock lock(mutex_);
+    events.swap(device_events_);
+  }
+  for (const DeviceEvent& event : events) {
+    async_events_.add();
+    route(event);
+    if (callbacks_.on_async_event) callbacks_.on_async_event(event.device, event.event);
+  }
+  return events.size();
+}
+
+void Control::route(const DeviceEvent& event) {
+  switch (event.event.event_type) {
     case IBV_EVENT_CQ_ERR:
-      if (const auto source = registry_.find_by_fd(cq_fd)) {
+      if (const auto source = registry_.find_by_fd(event.cq_fd)) {
         // One being detached may be gone before the poller reads its mail; its drain need only know
         // that nothing more will come. A full mailbox delays what the QPs' own errors tell as well.
         if (registry_.is_detaching(*source)) {
@@ -349,20 +376,20 @@ void Control::route(ibv_context* device, const ibv_async_event& event, std::uint
       }
       break;
     case IBV_EVENT_QP_LAST_WQE_REACHED:
-      if (const auto connection = registry_.find_by_qp_num(device, qp_num)) {
+      if (const auto connection = registry_.find_by_qp_num(event.device, event.qp_num)) {
         connection->last_wqe_seen.store(true, std::memory_order_seq_cst);
       }
       break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
-      if (const auto connection = registry_.find_by_qp_num(device, qp_num)) {
+      if (const auto connection = registry_.find_by_qp_num(event.device, event.qp_num)) {
         report_end(connection, rpma::ConnectionEvent::lost);
       }
       break;
     case IBV_EVENT_DEVICE_FATAL:
       for (const auto& connection : registry_.connections()) {
-        if (connection->device == device) report_end(connection, rpma::ConnectionEvent::lost);
+        if (connection->device == event.device) report_end(connection, rpma::ConnectionEvent::lost);
       }
       break;
     default: break;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "async_events.hpp"
 #include "control_port.hpp"
 #include "drain.hpp"
 #include "owner_thread.hpp"
@@ -44,8 +45,10 @@ class Control final : public Runnable {
   [[nodiscard]] Status watch_device(ibv_context* device);
   void add(Drain drain);
   /// Host-driven listeners are stepped here.
-  void add(std::shared_ptr<ListenerState> listener);
+  [[nodiscard]] Status add(std::shared_ptr<ListenerState> listener);
   void poke() noexcept { port_.notes().poke(); }
+  /// An async event of a watched device, whoever read it.
+  void deliver(const DeviceEvent& event);
   [[nodiscard]] ControlCounters counters() const noexcept;
   [[nodiscard]] TimePoint now() const {
     return config_.clock ? config_.clock() : std::chrono::steady_clock::now();
@@ -64,6 +67,7 @@ class Control final : public Runnable {
   };
 
   std::size_t handle_descriptors();
+  std::size_t handle_device_events();
   std::size_t handle_notes();
   std::size_t advance_drains();
   std::size_t step_listeners();
@@ -72,8 +76,9 @@ class Control final : public Runnable {
   void check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at);
 
   void handle_connection(const std::shared_ptr<ConnectionState>& connection);
+  void handle_source_failure(const ControlNote& note, SourceState& source);
   void handle_device(ibv_context* device);
-  void route(ibv_context* device, const ibv_async_event& event, std::uint32_t qp_num, int cq_fd);
+  void route(const DeviceEvent& event);
   void report_end(const std::shared_ptr<ConnectionState>& connection, rpma::ConnectionEvent event);
   [[nodiscard]] Watched watched(int fd) const;
 
@@ -94,6 +99,7 @@ class Control final : public Runnable {
   mutable std::mutex mutex_;  ///< set-up, not a data path: what is below
   std::unordered_map<int, Watched> watched_;
   std::vector<Drain> new_drains_;
+  std::vector<DeviceEvent> device_events_;  ///< delivered and not yet routed
   std::vector<std::shared_ptr<ListenerState>> listeners_;
 };
 

@@ -167,8 +167,10 @@ Result<std::shared_ptr<ConnectionHandle>> Dispatcher::connect(
     ConnectionOptions options, std::chrono::milliseconds timeout) {
   const std::string what = "connect to " + address + ":" + port;
   const auto deadline = Clock::now() + timeout;
-  if (!impl_->registry().room_for_connection()) {
-    return Status(StatusCode::does_not_fit, what + ": connections_max are attached already");
+  detail::ConnectionReservation reservation = impl_->registry().reserve_connection();
+  if (!reservation.held()) {
+    return Status(StatusCode::does_not_fit,
+                  what + ": connections_max are attached or being made already");
   }
   SetupTicket ticket;
   if (options.receive_source != nullptr) ticket = expect_connection(*options.receive_source);
@@ -177,7 +179,7 @@ Result<std::shared_ptr<ConnectionHandle>> Dispatcher::connect(
   auto connection = std::move(*request).connect(private_data);
   if (!connection) return connection.status();
   SLUICE_RETURN_IF_ERROR(await_established(**connection, deadline, what));
-  return impl_->attach_connection(std::move(*connection), std::move(options));
+  return impl_->attach_connection(std::move(*connection), std::move(options), std::move(reservation));
 }
 
 Status Dispatcher::watch_device(ibv_context* context) { return impl_->watch_device(context); }

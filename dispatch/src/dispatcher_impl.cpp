@@ -17,6 +17,10 @@ using Clock = std::chrono::steady_clock;
 
 /// How long a full mailbox is tried again before a set-up gives up.
 constexpr std::chrono::seconds kPostPatience{1};
+/// Longer deadlines are cut to this, so that no clock overflows.
+constexpr std::chrono::hours kLongestDetach{24};
+/// What a control held up in a callback is given beyond a detach's own deadline.
+constexpr std::chrono::seconds kControlPatience{5};
 /// How often a stop looks whether what it waits for has happened.
 constexpr std::chrono::milliseconds kStopLook{1};
 /// Empty rounds after which a busy poller lets others have the CPU, where threads outnumber CPUs.
@@ -263,7 +267,8 @@ Status DispatcherImpl::check_receive_source(const ConnectionOptions& options, co
 }
 
 Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_connection(
-    std::shared_ptr<rpma::Connection> connection, ConnectionOptions options) {
+    std::shared_ptr<rpma::Connection> connection, ConnectionOptions options,
+    ConnectionReservation reservation) {
   if (connection == nullptr || !options.handler) {
     return Status(StatusCode::invalid_argument, "attach_connection needs a connection and a handler");
   }
@@ -271,7 +276,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_connection(
   state->connection = std::move(connection);
   state->qp_num = state->connection->qp_num();
   state->device = state->connection->peer()->context();
-  return enrol(std::move(state), options);
+  return enrol(std::move(state), options, std::move(reservation));
 }
 
 Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(std::uint32_t qp_num,
@@ -282,7 +287,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(std:
   }
   auto state = std::make_shared<ConnectionState>();
   state->qp_num = qp_num;
-  return enrol(std::move(state), options);
+  return enrol(std::move(state), options, {});
 }
 
 /// The connection's own CQs as sources of its lane, not yet given to the poller.
@@ -314,7 +319,8 @@ Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions
 }
 
 Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<ConnectionState> state,
-                                                                ConnectionOptions& options) {
+                                                                ConnectionOptions& options,
+                                                                ConnectionReservation reservation) {
   constexpr std::uint32_t kOwnSourcesMax = 2;
   if (refusing_.load(std::memory_order_relaxed)) {
     return Status(StatusCode::cancelled, "the dispatcher is stopping: nothing more can be attached");
@@ -335,7 +341,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<
   state->on_event = std::move(options.on_event);
   if (options.receive_source != nullptr) state->receive_source = options.receive_source->state_;
   Status status;
-  if (registry_.add(state) == ConnectionId::none) {
+  if (registry_.add(state, std::move(reservation)) == ConnectionId::none) {
     status = Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
                                                   ") connections are attached already");
   } else if (state->connection != nullptr) {
@@ -378,19 +384,13 @@ SetupTicket DispatcherImpl::expect_connection(SourceHandle& receive_source) {
 
 void DispatcherImpl::detach_async(const std::shared_ptr<SourceState>& source,
                                   std::chrono::nanoseconds deadline, DetachCallback done) {
-  if (!registry_.begin_detach(*source)) {
-    if (done) done(DetachReport{});
-    return;
-  }
+  if (!registry_.begin_detach(*source, done)) return;
   control_->add(Drain(source, control_->now(), deadline, std::move(done)));
 }
 
 void DispatcherImpl::detach_async(const std::shared_ptr<ConnectionState>& connection,
                                   std::chrono::nanoseconds deadline, DetachCallback done) {
-  if (!registry_.begin_detach(*connection)) {
-    if (done) done(DetachReport{});
-    return;
-  }
+  if (!registry_.begin_detach(*connection, done)) return;
   control_->add(Drain(connection, control_->now(), deadline, std::move(done)));
 }
 
@@ -417,7 +417,11 @@ Result<DetachReport> DispatcherImpl::detach(const std::shared_ptr<State>& state,
   auto promise = std::make_shared<std::promise<DetachReport>>();
   auto report = promise->get_future();
   detach_async(state, deadline, [promise](const DetachReport& done) { promise->set_value(done); });
-  return report.get();
+  // The drain ends by itself at its deadline; only a control held up in a callback can be later.
+  const auto patience = std::min<std::chrono::nanoseconds>(deadline, kLongestDetach) + kControlPatience;
+  if (report.wait_for(patience) == std::future_status::ready) return report.get();
+  return Status(StatusCode::timed_out,
+                "a detach got no answer from the control; is one of the callbacks blocking it?");
 }
 template Result<DetachReport> DispatcherImpl::detach(const std::shared_ptr<SourceState>&,
                                                      std::chrono::nanoseconds);
@@ -453,9 +457,12 @@ Result<std::unique_ptr<Dispatcher::Listener>> DispatcherImpl::listen(
   if (refusing_.load(std::memory_order_relaxed)) {
     return Status(StatusCode::cancelled, "the dispatcher is stopping: it accepts no connections");
   }
+  // Now, not for each request: none could ever be accepted.
+  if (const auto sizes = options.config.sizes(); !sizes) return sizes.status().with_context("listen");
   auto listener = std::make_shared<ListenerState>(*this, std::move(endpoint), std::move(options));
+  SLUICE_RETURN_IF_ERROR(listener->open());
   if (host_driven()) {
-    control_->add(listener);
+    SLUICE_RETURN_IF_ERROR(control_->add(listener));
   } else {
     const std::scoped_lock lock(listeners_mutex_);
     listener->thread = std::thread([listener, keep = shared_from_this()] { listener->run(); });
@@ -542,9 +549,17 @@ std::string DispatcherImpl::drain_all(Clock::time_point deadline) {
   wait_until([this] { return registry_.connections().empty(); });
   for (const auto& source : registry_.sources()) detach_async(source, left(), count);
   wait_until([this] { return registry_.sources().empty(); });
+  // Of a detach that was begun before, with a deadline of its own beyond this one.
+  const std::size_t remaining = registry_.connections().size() + registry_.sources().size();
   const std::scoped_lock lock(tally->mutex);
-  if (tally->not_clean == 0) return {};
-  return std::to_string(tally->not_clean) + " detached with remains (the first: " + tally->first + ")";
+  std::string text;
+  if (tally->not_clean > 0) {
+    text = std::to_string(tally->not_clean) + " detached with remains (the first: " + tally->first + ")";
+  }
+  if (remaining > 0) {
+    text += (text.empty() ? "" : "; ") + std::to_string(remaining) + " still being detached";
+  }
+  return text;
 }
 
 void DispatcherImpl::drive_all_once() {

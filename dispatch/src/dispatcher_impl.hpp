@@ -31,7 +31,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Result<std::shared_ptr<SourceHandle>> attach(std::shared_ptr<CompletionSource> source,
                                                              AttachOptions options, Handler handler);
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_connection(
-      std::shared_ptr<rpma::Connection> connection, ConnectionOptions options);
+      std::shared_ptr<rpma::Connection> connection, ConnectionOptions options,
+      ConnectionReservation reservation = {});
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_queue_pair(std::uint32_t qp_num,
                                                                             ConnectionOptions options);
   [[nodiscard]] SetupTicket expect_connection(SourceHandle& receive_source);
@@ -70,7 +71,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
                                                                  Pool* pool, std::uint32_t poller);
   [[nodiscard]] Status post(std::uint32_t poller, const PollerCommand& command);
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> enrol(std::shared_ptr<ConnectionState> state,
-                                                                ConnectionOptions& options);
+                                                                ConnectionOptions& options,
+                                                                ConnectionReservation reservation);
   [[nodiscard]] Status check_receive_source(const ConnectionOptions& options, const Pool* pool) const;
   [[nodiscard]] Status add_own_sources(ConnectionState& state, ConnectionOptions& options);
 

@@ -66,6 +66,13 @@ bool Drain::advance(TimePoint now, DrainContext& context) {
   return true;
 }
 
+void Drain::call_back(Registry& registry) const {
+  Detaching& detaching = connection_ != nullptr ? connection_->detaching : sources_.front()->detaching;
+  const std::vector<DetachCallback> waiters = registry.end_detach(detaching, report_);
+  if (done_) done_(report_);
+  for (const DetachCallback& waiter : waiters) waiter(report_);
+}
+
 void Drain::start(DrainContext&) {
   if (connection_ == nullptr) return;
   connection_->down.store(true, std::memory_order_relaxed);
@@ -170,6 +177,7 @@ void Drain::finish(TimePoint now, DrainContext& context) {
   }
   if (connection_ == nullptr) return;
   context.unwatch(*connection_);
+  connection_->on_event = nullptr;  // it may hold this connection's own handle
   context.registry.leave_poller(connection_->poller_index, true, 0);
   if (connection_->receive_source != nullptr) {
     connection_->receive_source->attached_connections.fetch_sub(1, std::memory_order_relaxed);

@@ -52,9 +52,8 @@ class Drain {
   /// When to look again if nothing pokes.
   [[nodiscard]] TimePoint next_look(TimePoint now) const noexcept;
   [[nodiscard]] const DetachReport& report() const noexcept { return report_; }
-  void call_back() const {
-    if (done_) done_(report_);
-  }
+  /// Tells all who asked for this detach.
+  void call_back(Registry& registry) const;
 
  private:
   void start(DrainContext& context);

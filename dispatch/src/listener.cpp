@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "listener.hpp"
 
-#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 #include <utility>
 
@@ -20,6 +22,22 @@ constexpr std::size_t kRequestsPerStep = 64;
 ListenerState::ListenerState(DispatcherImpl& dispatcher, std::unique_ptr<rpma::Endpoint> endpoint,
                              ListenOptions options)
     : dispatcher_(dispatcher), endpoint_(std::move(endpoint)), options_(std::move(options)) {}
+
+ListenerState::~ListenerState() {
+  if (epoll_fd_ >= 0) ::close(epoll_fd_);
+}
+
+Status ListenerState::open() {
+  epoll_fd_ = ::epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_fd_ >= 0 && wake_.fd() >= 0 && watch(endpoint_->fd()) && watch(wake_.fd())) return {};
+  return {StatusCode::resource_exhausted, "a listener could not make its descriptors", errno};
+}
+
+bool ListenerState::watch(int fd) const noexcept {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  return ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
+}
 
 std::size_t ListenerState::step() {
   std::size_t work = 0;
@@ -38,20 +56,22 @@ std::size_t ListenerState::step() {
 
 void ListenerState::run() {
   topology::name_current_thread("sluice-listen");
-  std::vector<pollfd> fds;
   while (!closed()) {
     if (step() > 0) continue;
-    fds = {{endpoint_->fd(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
     int timeout_ms = -1;
     for (const Pending& pending : pending_) {
-      fds.push_back({pending.connection->event_fd(), POLLIN, 0});
       const auto left =
           std::chrono::ceil<std::chrono::milliseconds>(pending.deadline - Clock::now()).count();
       const int bounded = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
       timeout_ms = timeout_ms < 0 ? bounded : std::min(timeout_ms, bounded);
     }
-    ::poll(fds.data(), fds.size(), timeout_ms);
+    epoll_event event;
+    ::epoll_wait(epoll_fd_, &event, 1, timeout_ms);  // level-triggered: step() looks at all of them
   }
+  finish();
+}
+
+void ListenerState::finish() noexcept {
   pending_.clear();
   endpoint_.reset();
 }
@@ -73,12 +93,13 @@ bool ListenerState::accept_one() {
                                     : std::optional<ConnectionOptions>(ConnectionOptions{});
   if (!wanted) return true;  // the request's destructor rejects
   // Before anything is half-open (C4).
-  if (!dispatcher_.registry().room_for_connection()) {
+  Pending pending;
+  pending.reservation = dispatcher_.registry().reserve_connection();
+  if (!pending.reservation.held()) {
     fail(Status(StatusCode::does_not_fit,
-                "a connection was refused: connections_max are attached already"));
+                "a connection was refused: connections_max are attached or being made already"));
     return true;
   }
-  Pending pending;
   if (wanted->receive_source != nullptr) {
     pending.ticket = dispatcher_.expect_connection(*wanted->receive_source);
   }
@@ -90,6 +111,10 @@ bool ListenerState::accept_one() {
     return true;
   }
   pending.connection = std::move(*connection);
+  if (!watch(pending.connection->event_fd())) {
+    fail(Status(StatusCode::resource_exhausted, "an accepted connection could not be watched", errno));
+    return true;
+  }
   pending_.push_back(std::move(pending));
   return true;
 }
@@ -111,7 +136,9 @@ bool ListenerState::settle(Pending& pending) {
                                                  std::string(rpma::to_string(*event))));
     return true;
   }
-  auto handle = dispatcher_.attach_connection(std::move(pending.connection), std::move(pending.options));
+  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.connection->event_fd(), nullptr);
+  auto handle = dispatcher_.attach_connection(
+      std::move(pending.connection), std::move(pending.options), std::move(pending.reservation));
   if (!handle) {
     fail(handle.status());
   } else if (options_.on_connected) {

@@ -494,10 +494,13 @@ void Poller::hold_or_orphan(SourceState* source, const ibv_wc& wc) {
 void Poller::orphan(SourceState* source, const ibv_wc& wc) {
   count_.orphans.add();
   ReceivePool* const pool = source->options.receive_pool;
+  const bool ours = pool != nullptr && pool->owns(wc.wr_id);
+  // Its buffer goes back, or the queue would run dry (R5).
   if (callbacks_.on_orphans) {
     callbacks_.on_orphans(source->id, {&wc, 1});
-  } else if (pool != nullptr && pool->owns(wc.wr_id)) {
-    pool->take(wc).release();  // or the queue would run dry (R5)
+    if (ours) pool->reclaim(wc);
+  } else if (ours) {
+    pool->take(wc).release();
   }
   source->source->retire({&wc, 1});
 }

@@ -77,17 +77,37 @@ std::shared_ptr<SourceState> Registry::find_by_fd(int fd) const {
   return nullptr;
 }
 
-ConnectionId Registry::add(const std::shared_ptr<ConnectionState>& connection) {
+void ConnectionReservation::release() noexcept {
+  Registry* const registry = std::exchange(registry_, nullptr);
+  if (registry == nullptr) return;
+  const std::scoped_lock lock(registry->mutex_);
+  --registry->connections_;
+}
+
+ConnectionReservation Registry::reserve_connection() {
   const std::scoped_lock lock(mutex_);
+  if (connections_ >= connections_max_) return {};
+  ++connections_;
+  return ConnectionReservation(this);
+}
+
+ConnectionId Registry::add(const std::shared_ptr<ConnectionState>& connection,
+                           ConnectionReservation reservation) {
+  const std::scoped_lock lock(mutex_);
+  if (reservation.held()) {
+    reservation.registry_ = nullptr;  // its place is this connection's from here on
+  } else if (connections_ < connections_max_) {
+    ++connections_;
+  } else {
+    return ConnectionId::none;
+  }
   std::uint32_t index = 0;
   if (!free_entries_.empty()) {
     index = free_entries_.back();
     free_entries_.pop_back();
-  } else if (entries_.size() < connections_max_) {
+  } else {
     index = static_cast<std::uint32_t>(entries_.size());
     entries_.emplace_back();
-  } else {
-    return ConnectionId::none;
   }
   Entry& entry = entries_[index];
   entry.connection = connection;
@@ -103,11 +123,7 @@ void Registry::remove(ConnectionId id) {
   last = std::move(entry.connection);
   entry.connection = nullptr;
   free_entries_.push_back(index_of(id));
-}
-
-bool Registry::room_for_connection() const {
-  const std::scoped_lock lock(mutex_);
-  return !free_entries_.empty() || entries_.size() < connections_max_;
+  --connections_;
 }
 
 std::shared_ptr<ConnectionState> Registry::find(ConnectionId id) const {
@@ -151,20 +167,38 @@ std::vector<std::uint32_t> Registry::connections_per_poller() const {
   return connections_per_poller_;
 }
 
-bool Registry::begin_detach(SourceState& source) {
-  const std::scoped_lock lock(mutex_);
-  return !std::exchange(source.detaching, true);
+bool Registry::begin_detach(Detaching& detaching, DetachCallback& done) {
+  std::optional<DetachReport> over;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!std::exchange(detaching.begun, true)) return true;
+    over = detaching.report;
+    if (!over && done) detaching.waiters.push_back(std::move(done));
+  }
+  if (over && done) done(*over);
+  return false;
 }
 
-bool Registry::begin_detach(ConnectionState& connection) {
+bool Registry::begin_detach(SourceState& source, DetachCallback& done) {
+  return begin_detach(source.detaching, done);
+}
+
+bool Registry::begin_detach(ConnectionState& connection, DetachCallback& done) {
+  if (!begin_detach(connection.detaching, done)) return false;
   const std::scoped_lock lock(mutex_);
-  for (const auto& source : connection.own_sources) source->detaching = true;
-  return !std::exchange(connection.detaching, true);
+  for (const auto& source : connection.own_sources) source->detaching.begun = true;
+  return true;
+}
+
+std::vector<DetachCallback> Registry::end_detach(Detaching& detaching, const DetachReport& report) {
+  const std::scoped_lock lock(mutex_);
+  detaching.report = report;
+  return std::exchange(detaching.waiters, {});
 }
 
 bool Registry::is_detaching(const SourceState& source) const {
   const std::scoped_lock lock(mutex_);
-  return source.detaching;
+  return source.detaching.begun;
 }
 
 void Registry::quarantine(std::shared_ptr<ConnectionState> connection) {

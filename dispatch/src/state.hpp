@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,13 @@ struct OpenSegments {
   Segment* last = nullptr;
 };
 
+/// One detach of a source or connection; who asks for another one waits for the end of the first.
+struct Detaching {
+  bool begun = false;
+  std::optional<DetachReport> report;  ///< once it is over
+  std::vector<DetachCallback> waiters;
+};
+
 struct SourceState {
   SourceState(SourceId source_id, std::shared_ptr<CompletionSource> completion_source,
               AttachOptions attach_options, Handler completion_handler);
@@ -128,7 +136,7 @@ struct SourceState {
   std::atomic<bool> removed{false};      ///< the poller has let go of it
   std::atomic<bool> dead{false};         ///< a fault ended it: nothing more comes out of it
   std::atomic<std::uint32_t> attached_connections{0};
-  bool detaching = false;  ///< under the registry's mutex
+  Detaching detaching;  ///< under the registry's mutex
 
   /// Lets go of the source and the handler, once nobody touches them any more.
   void release() noexcept;
@@ -159,7 +167,7 @@ struct ConnectionState {
   std::atomic<bool> last_wqe_seen{false};
   std::atomic<bool> removed{false};  ///< the receive source's poller has let go of it
   bool event_told = false;           ///< the control's: on_event was called with the end
-  bool detaching = false;            ///< under the registry's mutex
+  Detaching detaching;               ///< under the registry's mutex
 };
 
 }  // namespace sluice::detail

@@ -36,11 +36,15 @@ constexpr std::uint64_t kDescriptorsBeside = 64;
 
 constexpr const char* kFooter =
     "Exit status:\n"
-    "  0 every surviving copy is identical and a quorum of them survived   1 internal error\n"
-    "  2 an option that cannot work           3 input, output or JSON file\n"
-    "  4 RDMA device, address, port, refused connection, limits\n"
-    "  5 too few replicas are left for the quorum     6 a copy is not identical\n"
-    "  7 nothing moved for --timeout seconds  128+N ended by signal N\n"
+    "  0  all is committed, and each surviving copy is identical\n"
+    "  1  internal error\n"
+    "  2  an option that cannot work\n"
+    "  3  the input, an output or the JSON file\n"
+    "  4  RDMA: device, address, port, refused connection, limits\n"
+    "  5  too few replicas are left for the quorum; a replica: its primary is gone\n"
+    "  6  a copy is not identical\n"
+    "  7  nothing moved for --timeout seconds\n"
+    "  128+N  ended by signal N\n"
     "\n"
     "Without an RDMA device run it as: softrdma-run sluice-replicate ...";
 
@@ -53,67 +57,76 @@ const std::map<std::string, sluice::WaitMode> kWaitModes{{"busy", sluice::WaitMo
                                                          {"event", sluice::WaitMode::event}};
 
 void add_common(CLI::App& app, Options& options) {
-  app.add_option("--record-size", options.record_size,
-                 "bytes per record, 1..64M; 4K and 1M are understood")
+  app.add_option("--record-size", options.record_size, "bytes per record, 1 to 64M (default: 16K)")
       ->transform(CLI::AsSizeValue(false))
-      ->default_str("16K");
-  app.add_option("--wait", options.wait, "how pollers wait: busy (a core each) or event")
+      ->type_name("SIZE");
+  app.add_option("--wait", options.wait,
+                 "busy: pollers poll, a core each; event: they sleep (default: event)")
       ->transform(CLI::CheckedTransformer(kWaitModes))
-      ->default_str("event");
-  app.add_option("--workers", options.workers, "worker threads of each process, 1..32")
-      ->capture_default_str();
-  app.add_option("--pollers", options.pollers, "poller threads of each process, 1..16")
-      ->capture_default_str();
+      ->type_name("MODE");
+  app.add_option("--workers", options.workers, "worker threads per process, 1 to 32 (default: 1)")
+      ->type_name("N");
+  app.add_option("--pollers", options.pollers, "poller threads per process, 1 to 16 (default: 1)")
+      ->type_name("N");
   app.add_option("--timeout", options.timeout_s,
-                 "seconds without any progress after which a replica counts as lost, 1..3600")
-      ->capture_default_str();
+                 "without any progress for so long, a replica is lost (default: 10)")
+      ->type_name("SECONDS");
 }
 
 void add_shipping(CLI::App& app, Options& options) {
   app.add_option("--file", options.file,
-                 "the file to ship (default: some program or library of 8 MiB or more)");
+                 "what to ship (default: some program or library of 8 MiB or more)")
+      ->type_name("FILE");
   app.add_option("--quorum", options.quorum,
-                 "replicas that must have a record before it counts (default: the majority)");
+                 "so many replicas must have a record before it counts (default:\n"
+                 "half of them, rounded up: with the original, a majority)")
+      ->type_name("N");
   app.add_option("--connections", options.connections,
-                 "connections per replica, records striped over them, 1..1024")
-      ->capture_default_str();
-  app.add_option(
-      "--window", options.window,
-      "records in flight per connection, 1..4096 (default: 2..64, as many as fit into 8 MiB)");
-  app.add_option("--json", options.json, "write the summary to this file, too");
+                 "connections per replica, records striped over them, 1 to 1024\n(default: 1)")
+      ->type_name("N");
+  app.add_option("--window", options.window,
+                 "records in flight per connection, 1 to 4096 (default: 2 to 64, as\n"
+                 "many as fit into 8 MiB)")
+      ->type_name("N");
+  app.add_option("--json", options.json, "write the summary to this file, too")->type_name("FILE");
 }
 
 void add_options_of_all(CLI::App& app, Options& options) {
+  app.add_option("--replicas", options.replicas, "replicas to start, 1 to 64 (default: 2)")
+      ->type_name("N");
   add_shipping(app, options);
-  app.add_option("--replicas", options.replicas, "replica processes to start, 1..64")
-      ->capture_default_str();
   app.add_option("--address", options.address,
-                 "local address of the RDMA device (default: $RXE_ADDR, else 127.0.0.1)");
+                 "the RDMA device's address (default: $RXE_ADDR, else 127.0.0.1)")
+      ->type_name("ADDR");
   app.add_option("--port", options.port,
-                 "port of the first replica, the next ones follow (default: free ones)");
+                 "of the first replica, the next ones follow (default: free ones)")
+      ->type_name("PORT");
   app.add_option("--output-dir", options.output_dir,
-                 "where the copies go (default: a temporary folder, removed at the end)");
+                 "where the copies go (default: a temporary folder, removed at the end)")
+      ->type_name("DIR");
   app.add_flag("--keep", options.keep, "keep the temporary folder");
   app.add_flag("--kill-one", options.kill_one,
-               "kill the last replica (SIGKILL) when half of the records are committed");
+               "SIGKILL the last replica when half of the records are committed");
   app.add_flag("--fsync", options.fsync, "replicas fdatasync before they acknowledge");
 }
 
 void add_options_of_primary(CLI::App& app, Options& options) {
+  app.add_option("--replica", options.replica_addresses, "a replica; once for each")
+      ->required()
+      ->type_name("ADDR:PORT");
   add_shipping(app, options);
-  app.add_option("--replica", options.replica_addresses, "ADDR:PORT of a replica; once for each")
-      ->required();
 }
 
 void add_options_of_replica(CLI::App& app, Options& options) {
-  app.add_option("--listen", options.listen, "ADDR:PORT to listen on; port 0 takes any")
-      ->required();
-  app.add_option("--output", options.output, "where the copy goes")->required();
+  app.add_option("--listen", options.listen, "where to listen; port 0 takes any")
+      ->required()
+      ->type_name("ADDR:PORT");
+  app.add_option("--output", options.output, "where the copy goes")->required()->type_name("FILE");
   app.add_option("--receive-depth", options.receive_depth,
-                 "receives on the shared receive queue, for all connections together, 1..65536 "
-                 "(default: 16..512, as many as fit into 8 MiB)");
-  app.add_option("--control-fd", options.control_fd)
-      ->group("");  // hidden: how the starter talks to us
+                 "receives on the shared receive queue, for all connections\n"
+                 "together, 1 to 65536 (default: 16 to 512, as many as fit into 8 MiB)")
+      ->type_name("N");
+  app.add_option("--control-fd", options.control_fd)->group("");  // hidden: the starter's
   app.add_flag("--fsync", options.fsync, "fdatasync before acknowledging");
 }
 
@@ -219,7 +232,7 @@ ParsedOptions parse_options(int argc, char** argv) {
       "it.",
       "sluice-replicate"};
   app.footer(kFooter);
-  app.get_formatter()->column_width(34);
+  app.get_formatter()->column_width(28);
   add_options_of_all(app, options);
   add_common(app, options);
 
@@ -249,7 +262,7 @@ Status complete_and_validate(Options& options) {
   if (options.address.empty()) options.address = default_address();
   if (options.role == Role::primary)
     options.replicas = static_cast<std::uint32_t>(options.replica_addresses.size());
-  if (!options.quorum) options.quorum = options.replicas / 2 + 1;
+  if (!options.quorum) options.quorum = default_quorum(options.replicas);
   SLUICE_RETURN_IF_ERROR(validate_common(options));
   switch (options.role) {
     case Role::all: return validate_all(options);

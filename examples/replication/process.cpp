@@ -134,7 +134,7 @@ ReplicaProcess::ReplicaProcess(ReplicaProcess&& other) noexcept
       number_(other.number_) {}
 
 ReplicaProcess::~ReplicaProcess() {
-  stop();
+  stop(Clock::now() + kStopLimit);
 }
 
 sluice::Result<std::uint16_t> ReplicaProcess::wait_until_listening(

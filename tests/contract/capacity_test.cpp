@@ -42,8 +42,8 @@ TEST_F(CapacityTest, AConnectionWhoseWorstCaseDoesNotFitIsRefusedBeforeItConnect
   EXPECT_EQ(endpoint->next_request(config).status().code(), StatusCode::does_not_fit);
   config.cq_size = 65;
   auto server = require(await_request(*endpoint, config).connect());
-  await_event(*server, ConnectionEvent::established);
   await_event(*client, ConnectionEvent::established);
+  await_event(*server, ConnectionEvent::established);
 }
 
 TEST_F(CapacityTest, AnSrqTakesNoMoreReceivesThanItsCqHolds) {
@@ -103,7 +103,8 @@ TEST_F(CapacityTest, AnSrqServes32Connections) {
     }
   }
   std::vector<std::uint32_t> next(kConnections, 0);
-  Collector collector(*config.srq->receive_cq());
+  const auto source = config.srq->receive_cq();
+  Collector collector(*source);
   collector.collect(std::size_t{kConnections} * kMessages, [&](const ibv_wc& wc) {
     ASSERT_EQ(wc.status, IBV_WC_SUCCESS) << ibv_wc_status_str(wc.status);
     const ReceivedBuffer buffer = pool->take(wc);

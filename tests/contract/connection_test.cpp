@@ -35,8 +35,8 @@ TEST_F(ConnectionTest, CarriesPrivateDataBothWays) {
   EXPECT_TRUE(starts_with(request.private_data(), "who asks"));
   auto server = require(std::move(request).connect(bytes_of("who answers")));
   EXPECT_TRUE(starts_with(server->private_data(), "who asks"));
-  await_event(*server, ConnectionEvent::established);
   await_event(*client, ConnectionEvent::established);
+  await_event(*server, ConnectionEvent::established);
   EXPECT_TRUE(starts_with(client->private_data(), "who answers"));
 }
 
@@ -81,8 +81,8 @@ TEST_F(ConnectionTest, ARequestThatIsDroppedIsRejected) {
   // The endpoint still works.
   client = require(site_.ask(port, patient()).connect());
   auto server = require(await_request(*endpoint, patient()).connect());
-  await_event(*server, ConnectionEvent::established);
   await_event(*client, ConnectionEvent::established);
+  await_event(*server, ConnectionEvent::established);
 }
 
 TEST_F(ConnectionTest, NoListenerIsAnErrorAndNoHang) {
@@ -125,8 +125,8 @@ TEST_F(ConnectionTest, ARequestOutlivesItsEndpoint) {
   auto request = await_request(*endpoint, patient());
   endpoint.reset();
   auto server = require(std::move(request).connect());
-  await_event(*server, ConnectionEvent::established);
   await_event(*client, ConnectionEvent::established);
+  await_event(*server, ConnectionEvent::established);
 }
 
 TEST_F(ConnectionTest, TheOtherSideHearsOfADisconnect) {

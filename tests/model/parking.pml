@@ -112,7 +112,7 @@ proctype Worker(byte id) {
 
   searchers++;                                         /* begin_search */
 searching:
-  atomic {                                             /* pop: an early look may fail... */
+  atomic {                                             /* pop */
     if
     :: work > 0 -> work--; taken++; found = true
     :: else -> found = false

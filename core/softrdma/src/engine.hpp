@@ -30,7 +30,7 @@ class Pollable {
 class Engine {
  public:
   Engine() = default;
-  ~Engine() = delete;  // lives as long as the process; stop() ends its thread
+  ~Engine() = default;  // never runs: it lives as long as the process; stop() ends its thread
 
   /// False with errno when the thread or its descriptors could not be made.
   [[nodiscard]] bool start() noexcept;

@@ -122,6 +122,7 @@ struct CompletionQueue : Owned {
   bool failed = false;      // overflown: takes no more completions
   bool event_held = false;  // a coalescing fault holds an event back
   std::uint64_t pushed = 0;
+  std::uint32_t vain_polls = 0;
   std::unordered_set<QueuePair*> users;  // each once per queue that completes here
   Random random{0};
   class Held : public Pollable {

@@ -126,8 +126,10 @@ Pair Site::connect(const rpma::ConnectionConfig& server,
   Pair pair;
   pair.client = require(ask(port, client).connect());
   pair.server = require(await_request(*endpoint, server).connect());
-  await_event(*pair.server, rpma::ConnectionEvent::established);
+  // The client first: librdmacm moves its queue pair and tells the server when it asks for the
+  // event.
   await_event(*pair.client, rpma::ConnectionEvent::established);
+  await_event(*pair.server, rpma::ConnectionEvent::established);
   return pair;
 }
 

@@ -82,8 +82,8 @@ void RawLink::connect(const rpma::ConnectionConfig& server) {
   parameters.rnr_retry_count = 7;
   check(rdma_connect(id_, &parameters) == 0, "rdma_connect");
   server_ = require(await_request(*endpoint, server).connect());
+  check(next_event() == RDMA_CM_EVENT_ESTABLISHED, "connecting");  // first: see Site::connect()
   await_event(*server_, rpma::ConnectionEvent::established);
-  check(next_event() == RDMA_CM_EVENT_ESTABLISHED, "connecting");
 }
 
 void RawLink::send(std::size_t offset, std::size_t length, std::uint64_t wr_id, bool signalled,

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "freeze_hooks.hpp"
@@ -54,6 +56,40 @@ TEST(ReturnStack, LinksByTheMemberItIsGiven) {
   for (Buffer& buffer : buffers) stack.push(&buffer);
   EXPECT_EQ(ids<&Buffer::home>(stack.take_all()), (std::vector<int>{2, 1}));
   EXPECT_EQ(buffers[1].next, nullptr);
+}
+
+// The owner says that it sleeps, then looks; a pusher pushes, then looks whether the owner sleeps.
+// One of the two must see the other, though the flag itself is relaxed.
+TEST(ReturnStack, AnOrderedTakeAndAPushSeeOneOrTheOther) {
+  Buffer buffer;
+  ReturnStack<Buffer> stack;
+  constexpr int kRounds = 20000;
+  std::atomic<int> asleep_in_round{-1};
+  std::atomic<int> pusher_saw{-1};
+  std::atomic<int> start{-1};
+  std::atomic<int> pushed{-1};
+  std::thread pusher([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      while (start.load(std::memory_order_acquire) != round) std::this_thread::yield();
+      stack.push(&buffer);
+      pusher_saw.store(asleep_in_round.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      pushed.store(round, std::memory_order_release);
+    }
+  });
+  int unseen = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    start.store(round, std::memory_order_release);
+    asleep_in_round.store(round, std::memory_order_relaxed);
+    const bool taken = stack.take_all_ordered() != nullptr;
+    while (pushed.load(std::memory_order_acquire) != round) std::this_thread::yield();
+    if (!taken && pusher_saw.load(std::memory_order_relaxed) != round) ++unseen;
+    if (!taken) {
+      EXPECT_EQ(stack.take_all_ordered(), &buffer);
+    }
+  }
+  pusher.join();
+  EXPECT_EQ(unseen, 0);
+  EXPECT_EQ(stack.take_all_ordered(), nullptr);
 }
 
 // Also the ABA case: while a push is frozen with the head it has read, that head is taken away and

@@ -101,6 +101,10 @@ class ReceivePool {
   /// completion: an empty loan; its buffer is not posted again once the queue has failed.
   [[nodiscard]] ReceivedBuffer take(const ibv_wc& wc) noexcept;
 
+  /// Takes and releases the message of a completion that was polled() and that nobody took; does
+  /// nothing when somebody did. By the thread that polled it.
+  void reclaim(const ibv_wc& wc) noexcept;
+
   /// From now on released buffers are kept, not posted (the queue is going away).
   void stop_posting() noexcept;
 

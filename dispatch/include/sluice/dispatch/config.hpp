@@ -74,7 +74,8 @@ struct DispatcherCallbacks {
   /// A device async event (E5), after it was copied, acknowledged and routed.
   std::function<void(ibv_context*, const ibv_async_event&)> on_async_event;
   /// Completions of no attached connection (E1). Called on the poller that found them, noexcept in
-  /// spirit: it must not throw, block, or dereference anything of the dead connection.
+  /// spirit: it must not throw, block, or dereference anything of the dead connection. Buffers of the
+  /// source's receive pool that it does not take() are posted again after it.
   std::function<void(SourceId, std::span<const ibv_wc>)> on_orphans;
 };
 

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// sluice-replicate as a whole: real processes, on whatever RDMA device there is (softrdma, if
+// nothing else). Nothing sleeps: tests wait for what a program says or for its end.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "errors.hpp"
+#include "program.hpp"
+#include "protocol.hpp"
+#include "sluice/core/rpma/handles.hpp"
+
+namespace replicate::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::size_t count_of(const std::string& text, const std::string& what) {
+  std::size_t count = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++count;
+  return count;
+}
+
+/// EXPECT_EQ would print megabytes.
+bool same_content(const std::string& a, const std::string& b) {
+  return content_of(a) == content_of(b);
+}
+
+/// Waits until something is in it: whoever writes it is in the middle of its work.
+void wait_until_it_grows(const std::string& path) {
+  std::error_code not_there;
+  for (;;) {  // bound: the test's timeout
+    const auto size = fs::file_size(path, not_there);
+    if (!not_there && size > 0) return;
+    std::this_thread::yield();
+  }
+}
+
+/// One line on stderr, and nothing half-done.
+void expect_refused(const Ended& ended, int status, const std::string& why) {
+  EXPECT_EQ(ended.status, status) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr(why));
+  EXPECT_TRUE(ended.err.starts_with("sluice-replicate: ")) << ended.err;
+  EXPECT_EQ(std::ranges::count(ended.err, '\n'), 1) << ended.err;
+}
+
+// --- it works ----------------------------------------------------------------------------------
+
+TEST(Replicate, WithoutAnyOptionItShipsARealFile) {
+  const Ended ended = run({});
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  EXPECT_EQ(count_of(ended.out, "  identical"), 2U) << ended.out;
+  EXPECT_THAT(ended.err, IsEmpty()) << "no progress bar in a pipe";
+}
+
+class Shapes : public ::testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(Shapes, CopiesAreIdentical) {
+  Folder folder;
+  write_file(folder / "in", 300'001);
+  std::vector<std::string> arguments{"--file", folder / "in", "--output-dir", folder / "out"};
+  arguments.insert(arguments.end(), GetParam().begin(), GetParam().end());
+  if (std::ranges::find(arguments, "--record-size") == arguments.end())
+    arguments.insert(arguments.end(), {"--record-size", "4K"});
+  const Ended ended = run(arguments);
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  for (const char* copy : {"out/replica-0.copy", "out/replica-1.copy"})
+    EXPECT_TRUE(same_content(folder / copy, folder / "in")) << copy;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Replicate, Shapes,
+    ::testing::Values(std::vector<std::string>{},                      //
+                      std::vector<std::string>{"--connections", "4"},  //
+                      std::vector<std::string>{"--connections", "3", "--workers", "3", "--window",
+                                               "2"},
+                      std::vector<std::string>{"--window", "1"},   //
+                      std::vector<std::string>{"--wait", "busy"},  //
+                      std::vector<std::string>{"--pollers", "2", "--connections", "2"},
+                      std::vector<std::string>{"--record-size", "1M"},    //
+                      std::vector<std::string>{"--record-size", "1001"},  //
+                      std::vector<std::string>{"--quorum", "2", "--fsync"}));
+
+TEST(Replicate, AnEmptyFileHasAnEmptyCopy) {
+  Folder folder;
+  write_file(folder / "in", 0);
+  const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out"});
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  EXPECT_EQ(count_of(ended.out, "  identical"), 2U) << ended.out;
+  EXPECT_TRUE(fs::exists(folder / "out/replica-0.copy"));
+  EXPECT_EQ(fs::file_size(folder / "out/replica-0.copy"), 0U);
+}
+
+TEST(Replicate, OneByteRecordsWork) {
+  Folder folder;
+  write_file(folder / "in", 100);
+  const Ended ended =
+      run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size", "1"});
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("100 of 100 records"));
+}
+
+TEST(Replicate, TheTemporaryFolderIsRemoved) {
+  Folder folder;
+  write_file(folder / "in", 10'000);
+  const Ended ended = run({"--file", folder / "in"}, {{"TMPDIR", folder.path().string()}});
+  EXPECT_EQ(ended.status, kExitOk) << ended.err;
+  EXPECT_THAT(folder.names(), ElementsAre("in"));
+}
+
+TEST(Replicate, JsonHasTheSummary) {
+  Folder folder;
+  write_file(folder / "in", 100'000);
+  const Ended ended = run({"--file", folder / "in", "--json", folder / "summary.json"});
+  EXPECT_EQ(ended.status, kExitOk) << ended.err;
+  EXPECT_THAT(content_of(folder / "summary.json"),
+              AllOf(HasSubstr("\"failure\": null"), HasSubstr("\"identical\": true"),
+                    HasSubstr("\"p99.9\": "), HasSubstr("\"wakes\": ")));
+  EXPECT_THAT(folder.names(), ElementsAre("in", "summary.json"));
+}
+
+TEST(Replicate, StartedByHandItTakesAReplicaPerCommand) {
+  Folder folder;
+  write_file(folder / "in", 200'000);
+  const std::string one = address() + ":" + std::to_string(some_port());
+  const std::string two = address() + ":" + std::to_string(some_port());
+  Program first({"replica", "--listen", one, "--output", folder / "one"});
+  Program second({"replica", "--listen", two, "--output", folder / "two"});
+  ASSERT_TRUE(first.says("listening on " + one)) << first.err();
+  ASSERT_TRUE(second.says("listening on " + two)) << second.err();
+  const Ended primary = run({"primary", "--file", folder / "in", "--replica", one, "--replica", two,
+                             "--connections", "2"});
+  EXPECT_EQ(primary.status, kExitOk) << primary.out << primary.err;
+  for (Program* replica : {&first, &second}) {
+    const Ended ended = replica->end();
+    EXPECT_EQ(ended.status, kExitOk) << ended.err;
+    EXPECT_THAT(ended.out, HasSubstr("identical"));
+  }
+  EXPECT_TRUE(same_content(folder / "one", folder / "in"));
+  EXPECT_TRUE(same_content(folder / "two", folder / "in"));
+}
+
+// --- losing replicas ---------------------------------------------------------------------------
+
+TEST(Replicate, KillOneCompletesWhenAQuorumIsLeft) {
+  Folder folder;
+  write_file(folder / "in", 2'000'000);
+  const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size",
+                           "4K", "--kill-one"});
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("is lost after"));
+  EXPECT_EQ(count_of(ended.out, "  identical"), 1U) << ended.out;
+  EXPECT_TRUE(same_content(folder / "out/replica-0.copy", folder / "in"));
+  EXPECT_FALSE(fs::exists(folder / "out/replica-1.copy"));
+  EXPECT_FALSE(fs::exists(folder / "out/replica-1.copy.partial")) << "half-written";
+}
+
+TEST(Replicate, KillOneFailsWhenNoQuorumIsLeft) {
+  Folder folder;
+  write_file(folder / "in", 2'000'000);
+  const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size",
+                           "4K", "--kill-one", "--quorum", "2", "--json", folder / "summary.json"});
+  EXPECT_EQ(ended.status, kExitQuorum) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("no quorum any more: 1 of 2 replicas are left and it takes 2"));
+  EXPECT_FALSE(fs::exists(folder / "out/replica-1.copy"));
+  EXPECT_THAT(content_of(folder / "summary.json"), HasSubstr("\"failure\": \"no quorum"));
+}
+
+TEST(Replicate, AStoppedReplicaIsDroppedAfterTheTimeout) {
+  Folder folder;
+  write_file(folder / "in", 10'000'000);
+  const std::string one = address() + ":" + std::to_string(some_port());
+  const std::string two = address() + ":" + std::to_string(some_port());
+  Program first({"replica", "--listen", one, "--output", folder / "one", "--receive-depth", "16"});
+  Program second({"replica", "--listen", two, "--output", folder / "two", "--receive-depth", "16"});
+  ASSERT_TRUE(first.says("listening on"));
+  ASSERT_TRUE(second.says("listening on"));
+  Program primary({"primary", "--file", folder / "in", "--record-size", "1K", "--replica", one,
+                   "--replica", two, "--timeout", "1", "--quorum", "1"});
+  wait_until_it_grows(folder / "two.partial");
+  second.signal(SIGSTOP);
+  const Ended ended = primary.end();
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("no progress"));
+  EXPECT_TRUE(same_content(folder / "one", folder / "in"));
+}
+
+TEST(Replicate, AReplicaWhosePrimaryIsGoneEndsAndLeavesNothing) {
+  Folder folder;
+  write_file(folder / "in", 30'000'000);
+  const std::string at = address() + ":" + std::to_string(some_port());
+  Program replica({"replica", "--listen", at, "--output", folder / "copy"});
+  ASSERT_TRUE(replica.says("listening on"));
+  Program primary({"primary", "--file", folder / "in", "--record-size", "512", "--replica", at});
+  wait_until_it_grows(folder / "copy.partial");
+  primary.signal(SIGKILL);
+  const Ended ended = replica.end();
+  EXPECT_EQ(ended.status, kExitQuorum) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("the primary is gone"));
+  EXPECT_THAT(folder.names(), ElementsAre("in"));
+}
+
+// --- being told to end -------------------------------------------------------------------------
+
+class Signals : public ::testing::TestWithParam<int> {};
+
+TEST_P(Signals, InTheMiddleEndEverything) {
+  Folder folder;
+  write_file(folder / "in", 30'000'000);
+  Program program({"--file", folder / "in", "--record-size", "512", "--output-dir", folder / "out",
+                   "--replicas", "3"});
+  wait_until_it_grows(folder / "out/replica-2.copy.partial");
+  program.signal(GetParam());
+  const Ended ended = program.end();
+  EXPECT_EQ(ended.status, 128 + GetParam()) << ended.out << ended.err;
+  EXPECT_TRUE(program.group_is_empty());
+  for (const auto& entry : fs::directory_iterator(folder / "out"))
+    ADD_FAILURE() << entry << " was left";
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicate, Signals, ::testing::Values(SIGINT, SIGTERM));
+
+TEST(Replicate, KilledItTakesItsReplicasWithIt) {
+  Folder folder;
+  write_file(folder / "in", 30'000'000);
+  Program program(
+      {"--file", folder / "in", "--record-size", "512", "--output-dir", folder / "out"});
+  wait_until_it_grows(folder / "out/replica-1.copy.partial");
+  EXPECT_EQ(program.children().size(), 2U);
+  program.signal(SIGKILL);
+  EXPECT_EQ(program.end().status, 128 + SIGKILL);
+  EXPECT_TRUE(program.group_is_empty());
+  for (const auto& entry : fs::directory_iterator(folder / "out"))
+    ADD_FAILURE() << entry << " was left";
+}
+
+// --- strangers ---------------------------------------------------------------------------------
+
+TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
+  Folder folder;
+  write_file(folder / "in", 100'000);
+  const std::string port = std::to_string(some_port());
+  Program replica({"replica", "--listen", address() + ":" + port, "--output", folder / "copy"});
+  ASSERT_TRUE(replica.says("listening on"));
+
+  auto peer = sluice::rpma::Peer::reach(address());
+  ASSERT_TRUE(peer) << peer.status().message();
+  auto hello = encode(
+      Hello{.session = 1, .replica = 0, .connection = 0, .connections = 1, .record_size = 1024});
+  hello[4] = std::byte{99};  // a version from the future
+  const std::string garbage = "nobody knows what this is";
+  for (const auto data : {std::as_bytes(std::span(garbage)), std::span<const std::byte>(hello),
+                          std::span<const std::byte>()}) {
+    auto request = sluice::rpma::ConnectionRequest::connect_to(*peer, address(), port, {});
+    ASSERT_TRUE(request) << request.status().message();
+    auto connection = std::move(*request).connect(data);
+    if (!connection) continue;
+    sluice::Result<sluice::rpma::ConnectionEvent> event = (*connection)->next_event();
+    while (!event) event = (*connection)->next_event();  // bound: the test's timeout
+    EXPECT_EQ(*event, sluice::rpma::ConnectionEvent::rejected);
+  }
+  EXPECT_TRUE(replica.says("version 99")) << replica.err();
+  EXPECT_TRUE(replica.says("no sluice-replicate")) << replica.err();
+
+  const Ended primary =
+      run({"primary", "--file", folder / "in", "--replica", address() + ":" + port});
+  EXPECT_EQ(primary.status, kExitOk) << primary.out << primary.err;
+  EXPECT_EQ(replica.end().status, kExitOk);
+  EXPECT_TRUE(same_content(folder / "copy", folder / "in"));
+}
+
+TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
+  Folder folder;
+  write_file(folder / "in", 100'000);
+  const std::string at = address() + ":" + std::to_string(some_port());
+  Program replica({"replica", "--listen", at, "--output", folder / "copy", "--record-size", "1K"});
+  ASSERT_TRUE(replica.says("listening on"));
+  expect_refused(run({"primary", "--file", folder / "in", "--record-size", "2K", "--replica", at}),
+                 kExitRdma, "refused");
+  EXPECT_TRUE(replica.says("--record-size 1024 is what fits here")) << replica.err();
+}
+
+// --- bad input ---------------------------------------------------------------------------------
+
+TEST(BadInput, FilesThatCannotBeShipped) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  expect_refused(run({"--file", folder / "nothing"}), kExitFile, "cannot open");
+  expect_refused(run({"--file", folder.path().string()}), kExitFile, "is a directory");
+  expect_refused(run({"--file", "/dev/null"}), kExitFile, "not a regular file");
+  if (geteuid() != 0) {  // root can read everything
+    fs::permissions(folder / "in", fs::perms::none);
+    expect_refused(run({"--file", folder / "in"}), kExitFile, "cannot open");
+  }
+}
+
+TEST(BadInput, OutputsThatCannotBeWritten) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  expect_refused(run({"--file", folder / "in", "--output-dir", folder / "in"}), kExitFile,
+                 "is not a folder");
+  expect_refused(run({"--file", folder / "in", "--output-dir", folder / "a/b"}), kExitFile,
+                 "cannot make the folder");
+  expect_refused(run({"--file", folder / "in", "--json", folder / "a/b"}), kExitFile,
+                 "cannot create");
+  expect_refused(run({"--file", folder / "in", "--json", folder.path().string()}), kExitFile,
+                 "is a directory");
+  EXPECT_THAT(folder.names(), ElementsAre("in"));
+}
+
+struct BadOption {
+  std::vector<std::string> arguments;
+  std::string why;
+};
+class BadOptions : public ::testing::TestWithParam<BadOption> {};
+
+TEST_P(BadOptions, AreRefusedInOneLineThatNamesThem) {
+  expect_refused(run(GetParam().arguments), kExitUsage, GetParam().why);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    BadInput, BadOptions,
+    ::testing::Values(BadOption{{"--replicas", "0"}, "--replicas 0"},                         //
+                      BadOption{{"--replicas", "65"}, "takes 1 to 64"},                       //
+                      BadOption{{"--replicas", "-1"}, "--replicas"},                          //
+                      BadOption{{"--replicas", "two"}, "--replicas"},                         //
+                      BadOption{{"--quorum", "0"}, "--quorum 0"},                             //
+                      BadOption{{"--quorum", "3"}, "there are 2 replicas"},                   //
+                      BadOption{{"--record-size", "0"}, "--record-size 0"},                   //
+                      BadOption{{"--record-size", "65M"}, "--record-size"},                   //
+                      BadOption{{"--record-size", "99999999999999999999"}, "--record-size"},  //
+                      BadOption{{"--connections", "0"}, "--connections 0"},                   //
+                      BadOption{{"--connections", "1025"}, "takes 1 to 1024"},                //
+                      BadOption{{"--window", "0"}, "--window 0"},                             //
+                      BadOption{{"--workers", "0"}, "--workers 0"},                           //
+                      BadOption{{"--workers", "33"}, "takes 1 to 32"},                        //
+                      BadOption{{"--pollers", "0"}, "--pollers 0"},                           //
+                      BadOption{{"--timeout", "0"}, "--timeout 0"},                           //
+                      BadOption{{"--port", "65535"}, "--port 65535"},                         //
+                      BadOption{{"--port", "70000"}, "--port"},                               //
+                      BadOption{{"--wait", "maybe"}, "--wait"},                               //
+                      BadOption{{"--record-size", "64M", "--window", "64"},
+                                "registered memory"},                                           //
+                      BadOption{{"--nonsense"}, "--nonsense"},                                  //
+                      BadOption{{"primary"}, "--replica"},                                      //
+                      BadOption{{"primary", "--replica", "nowhere"}, "ADDR:PORT"},              //
+                      BadOption{{"primary", "--replica", "h:1", "--replica", "h:1"}, "twice"},  //
+                      BadOption{{"replica", "--output", "x"}, "--listen"},                      //
+                      BadOption{{"replica", "--listen", "h:99999", "--output", "x"}, "port"}));
+
+TEST(BadInput, MoreConnectionsThanDescriptors) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  Program shell({"--file", folder / "in", "--replicas", "64", "--connections", "1000", "--window",
+                 "1", "--record-size", "1"});
+  // 64,000 connections of six descriptors each: more than any usual hard limit.
+  const Ended ended = shell.end();
+  if (ended.status == kExitOk) GTEST_SKIP() << "this machine has descriptors without end";
+  expect_refused(ended, kExitRdma, "file descriptors");
+}
+
+TEST(BadInput, AnAddressWithoutADevice) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  const Ended ended =
+      run({"--file", folder / "in", "--address", "192.0.2.1", "--output-dir", folder / "out"});
+  expect_refused(ended, kExitRdma, "192.0.2.1");
+  EXPECT_THAT(Folder().names(), IsEmpty());
+  EXPECT_TRUE(fs::is_empty(folder / "out"));
+}
+
+TEST(BadInput, AnUnreachableReplica) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  const Ended ended = run({"primary", "--file", folder / "in", "--replica",
+                           address() + ":" + std::to_string(some_port())});
+  expect_refused(ended, kExitRdma, "refused");
+}
+
+TEST(BadInput, APortThatIsTaken) {
+  Folder folder;
+  write_file(folder / "in", 10);
+  const std::string port = std::to_string(some_port());
+  Program holder({"replica", "--listen", address() + ":" + port, "--output", folder / "x"});
+  ASSERT_TRUE(holder.says("listening on"));
+  const Ended ended =
+      run({"--file", folder / "in", "--port", port, "--output-dir", folder / "out"});
+  expect_refused(ended, kExitRdma, port);
+  EXPECT_TRUE(fs::is_empty(folder / "out"));
+}
+
+TEST(BadInput, WithoutADeviceItSaysWhatToDo) {
+  if (std::getenv("RXE_ADDR") != nullptr) GTEST_SKIP() << "there is a device here";
+  Folder folder;
+  write_file(folder / "in", 10);
+  const Ended ended = run({"--file", folder / "in"}, {{"LD_PRELOAD", ""}});
+  expect_refused(ended, kExitRdma, "softrdma-run");
+}
+
+TEST(Help, NamesTheExitStatuses) {
+  const Ended ended = run({"--help"});
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_THAT(ended.out,
+              AllOf(HasSubstr("Exit status"), HasSubstr("--kill-one"), HasSubstr("softrdma-run")));
+}
+
+}  // namespace
+}  // namespace replicate::test
