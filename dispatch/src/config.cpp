@@ -17,6 +17,14 @@ Status check_range(const std::string& field, std::uint64_t value, std::uint64_t 
                                             " and " + std::to_string(high)};
 }
 
+Status check_duration(const std::string& field, std::chrono::milliseconds value) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
+  if (value.count() >= 0 && value <= kLongest) return {};
+  return {StatusCode::invalid_argument, field + " is " + std::to_string(value.count()) +
+                                            " ms; it must be between 0 and " +
+                                            std::to_string(kLongest.count()) + " ms"};
+}
+
 }  // namespace
 
 const char* to_string(Order order) noexcept {
@@ -49,10 +57,8 @@ Status DispatcherConfig::validate() const {
     SLUICE_RETURN_IF_ERROR(
         check_range("spin_rounds of pool '" + pool.name + "'", pool.spin_rounds, 0, kMillion));
   }
-  if (stall_threshold.count() < 0 || last_wqe_grace.count() < 0) {
-    return {StatusCode::invalid_argument, "stall_threshold and last_wqe_grace must not be negative"};
-  }
-  return {};
+  SLUICE_RETURN_IF_ERROR(check_duration("stall_threshold", stall_threshold));
+  return check_duration("last_wqe_grace", last_wqe_grace);
 }
 
 }  // namespace sluice

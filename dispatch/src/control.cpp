@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,7 @@ Control::Control(const DispatcherConfig& config, const DispatcherCallbacks& call
 
 Control::~Control() {
   DeviceEventExchange::instance().leave(*this);
+  if (timer_fd_ >= 0) ::close(timer_fd_);
   if (epoll_fd_ >= 0) ::close(epoll_fd_);
 }
 
@@ -53,6 +55,11 @@ Status Control::open() {
   event.data.fd = port_.notes().fd();
   if (epoll_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, port_.notes().fd(), &event) != 0) {
     return {StatusCode::resource_exhausted, "the control could not make its epoll descriptor", errno};
+  }
+  timer_fd_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+  event.data.fd = timer_fd_;
+  if (timer_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, timer_fd_, &event) != 0) {
+    return {StatusCode::resource_exhausted, "the control could not make its timer descriptor", errno};
   }
   seen_pollers_.resize(pollers_.size());
   seen_workers_.resize(workers_.size());
@@ -82,6 +89,11 @@ std::size_t Control::handle_descriptors() {
     const int fd = events[static_cast<std::size_t>(i)].data.fd;
     if (fd == port_.notes().fd()) {
       port_.notes().drain_fd();
+      continue;
+    }
+    if (fd == timer_fd_) {
+      std::uint64_t expirations = 0;
+      static_cast<void>(::read(timer_fd_, &expirations, sizeof expirations));
       continue;
     }
     const Watched target = watched(fd);
@@ -136,6 +148,7 @@ std::size_t Control::advance_drains() {
     const std::scoped_lock lock(mutex_);
     std::move(new_drains_.begin(), new_drains_.end(), std::back_inserter(drains_));
     new_drains_.clear();
+    for (Drain& drain : drains_) drain.limit(drains_end_);
   }
   if (drains_.empty()) return 0;
   DrainContext context{registry_, port_, pollers_, config_.last_wqe_grace,
@@ -210,22 +223,37 @@ bool Control::prepare_to_wait() {
     const std::scoped_lock lock(mutex_);
     if (!new_drains_.empty()) return false;
   }
-  return port_.notes().prepare_to_sleep();
+  const TimePoint at = now();
+  const TimePoint look = next_look(at);
+  if (look <= at) return false;
+  if (!port_.notes().prepare_to_sleep()) return false;
+  itimerspec timer{};  // zero: disarmed
+  if (look != TimePoint::max()) {
+    constexpr std::chrono::nanoseconds kLongest = std::chrono::minutes(1);
+    const auto left = std::min<std::chrono::nanoseconds>(look - at, kLongest);
+    timer.it_value.tv_sec = static_cast<time_t>(left / std::chrono::seconds(1));
+    timer.it_value.tv_nsec = static_cast<long>((left % std::chrono::seconds(1)).count());
+  }
+  ::timerfd_settime(timer_fd_, 0, &timer, nullptr);
+  return true;
+}
+
+/// When there is something to do although nothing has happened.
+TimePoint Control::next_look(TimePoint at) const {
+  TimePoint look = TimePoint::max();
+  for (const Drain& drain : drains_) look = std::min(look, drain.next_look(at));
+  if (config_.stall_threshold.count() > 0) look = std::min(look, next_stall_check_);
+  return look;
 }
 
 void Control::block() noexcept {
-  TimePoint look = TimePoint::max();
-  const TimePoint at = now();
-  for (const Drain& drain : drains_) look = std::min(look, drain.next_look(at));
-  if (config_.stall_threshold.count() > 0) look = std::min(look, next_stall_check_);
-  int timeout_ms = -1;
-  if (look != TimePoint::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(look - at).count();
-    constexpr std::int64_t kLongest = 60'000;
-    timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, kLongest));
-  }
   epoll_event event;
-  ::epoll_wait(epoll_fd_, &event, 1, timeout_ms);  // level-triggered: run_once() finds it again
+  ::epoll_wait(epoll_fd_, &event, 1, -1);  // level-triggered: run_once() finds it again
+}
+
+void Control::finish_wait() {
+  owner_.check("the control is driven by one thread; another one finished its wait");
+  port_.notes().finish_sleep();
 }
 
 // --- what is watched -------------------------------------------------------------------------------
@@ -286,6 +314,14 @@ void Control::add(Drain drain) {
   {
     const std::scoped_lock lock(mutex_);
     new_drains_.push_back(std::move(drain));
+  }
+  poke();
+}
+
+void Control::end_drains_by(TimePoint deadline) {
+  {
+    const std::scoped_lock lock(mutex_);
+    drains_end_ = std::min(drains_end_, deadline);
   }
   poke();
 }

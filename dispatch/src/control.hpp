@@ -34,9 +34,9 @@ class Control final : public Runnable {
   std::size_t run_once() override;
   [[nodiscard]] int wait_fd() override { return epoll_fd_; }
   [[nodiscard]] bool prepare_to_wait() override;
-  void finish_wait() override { port_.notes().finish_sleep(); }
+  void finish_wait() override;
   void release_thread() override { owner_.release(); }
-  /// Blocks until something is readable or the next deadline.
+  /// Blocks until something is readable or the next deadline; after prepare_to_wait() said yes.
   void block() noexcept;
 
   // --- any thread ------------------------------------------------------------------------------
@@ -44,6 +44,8 @@ class Control final : public Runnable {
   void unwatch(const ConnectionState& connection);
   [[nodiscard]] Status watch_device(ibv_context* device);
   void add(Drain drain);
+  /// The dispatcher is stopping: no drain takes longer than this.
+  void end_drains_by(TimePoint deadline);
   /// Host-driven listeners are stepped here.
   [[nodiscard]] Status add(std::shared_ptr<ListenerState> listener);
   void poke() noexcept { port_.notes().poke(); }
@@ -71,6 +73,7 @@ class Control final : public Runnable {
   std::size_t handle_notes();
   std::size_t advance_drains();
   std::size_t step_listeners();
+  [[nodiscard]] TimePoint next_look(TimePoint at) const;
   void check_stalls();
   template <typename Runner>
   void check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at);
@@ -91,6 +94,7 @@ class Control final : public Runnable {
 
   OwnerThread owner_;
   int epoll_fd_ = -1;
+  int timer_fd_ = -1;  ///< makes the next deadline a matter of the descriptor
   std::vector<Drain> drains_;
   std::vector<Seen> seen_pollers_, seen_workers_;
   TimePoint next_stall_check_{};
@@ -99,6 +103,7 @@ class Control final : public Runnable {
   mutable std::mutex mutex_;  ///< set-up, not a data path: what is below
   std::unordered_map<int, Watched> watched_;
   std::vector<Drain> new_drains_;
+  TimePoint drains_end_ = TimePoint::max();
   std::vector<DeviceEvent> device_events_;  ///< delivered and not yet routed
   std::vector<std::shared_ptr<ListenerState>> listeners_;
 };

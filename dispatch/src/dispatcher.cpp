@@ -98,13 +98,15 @@ void ConnectionHandle::detach_async(std::chrono::nanoseconds deadline, DetachCal
   dispatcher_->detach_async(state_, deadline, std::move(done));
 }
 
-SetupTicket::SetupTicket(std::shared_ptr<detail::SourceState> state) noexcept
-    : state_(std::move(state)) {
+SetupTicket::SetupTicket(std::weak_ptr<detail::DispatcherImpl> dispatcher,
+                         std::shared_ptr<detail::SourceState> state) noexcept
+    : dispatcher_(std::move(dispatcher)), state_(std::move(state)) {
   state_->pending_setups.fetch_add(1, std::memory_order_seq_cst);
 }
 SetupTicket& SetupTicket::operator=(SetupTicket&& other) noexcept {
   if (this != &other) {
     SetupTicket old(std::move(*this));
+    dispatcher_ = std::move(other.dispatcher_);
     state_ = std::move(other.state_);
   }
   return *this;
@@ -112,7 +114,8 @@ SetupTicket& SetupTicket::operator=(SetupTicket&& other) noexcept {
 SetupTicket::~SetupTicket() {
   if (state_ == nullptr) return;
   // The last one: what is still held belongs to nobody, and the poller may be asleep.
-  if (state_->pending_setups.fetch_sub(1, std::memory_order_seq_cst) == 1) state_->poller->poke();
+  if (state_->pending_setups.fetch_sub(1, std::memory_order_seq_cst) != 1) return;
+  if (const auto dispatcher = dispatcher_.lock()) state_->poller->poke();
 }
 
 // --- Dispatcher ------------------------------------------------------------------------------------

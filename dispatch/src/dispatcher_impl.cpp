@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <future>
+#include <system_error>
 #include <utility>
 
 #include "inside.hpp"
@@ -71,19 +72,29 @@ Status DispatcherImpl::open() {
 // --- threads ---------------------------------------------------------------------------------------
 
 template <typename Body>
-void DispatcherImpl::start_thread(std::string name, Body body) {
+Status DispatcherImpl::start_thread(std::string name, Body body) {
   auto thread = std::make_unique<Thread>();
   thread->name = std::move(name);
   Thread* const self = thread.get();
   const std::scoped_lock lock(threads_mutex_);
   threads_.push_back(std::move(thread));
-  self->thread = std::thread([this, keep = shared_from_this(), self, body = std::move(body)]() mutable {
-    topology::name_current_thread(self->name);
-    body();
-    const std::scoped_lock ended(threads_mutex_);
-    self->ended = true;
-    thread_ended_.notify_all();
-  });
+  try {
+    self->thread = std::thread([this, keep = shared_from_this(), self, body = std::move(body)]() mutable {
+      topology::name_current_thread(self->name);
+      body();
+      const std::scoped_lock ended(threads_mutex_);
+      self->ended = true;
+      thread_ended_.notify_all();
+    });
+  } catch (const std::system_error& error) {
+    const Status status(StatusCode::resource_exhausted,
+                        "the thread " + self->name + " (of " + std::to_string(threads_.size()) +
+                            " so far) could not be started",
+                        error.code().value());
+    threads_.pop_back();
+    return status;
+  }
+  return {};
 }
 
 void DispatcherImpl::bind(const std::vector<unsigned>& cpus, std::uint32_t index) {
@@ -116,16 +127,18 @@ Status DispatcherImpl::start_threads() {
                      pollers_.size() + workers_.size() > allowed->size();
 
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {
-    start_thread("sluice-poll-" + std::to_string(i), [this, i] { run_poller(*pollers_[i], i); });
+    SLUICE_RETURN_IF_ERROR(start_thread("sluice-poll-" + std::to_string(i),
+                                        [this, i] { run_poller(*pollers_[i], i); }));
   }
   std::uint32_t worker = 0;
   for (const auto& pool : pools_) {
     for (std::uint32_t i = 0; i < pool->config.workers; ++i, ++worker) {
-      start_thread(pool->config.name.substr(0, 11) + "-" + std::to_string(i),
-                   [this, worker, i, &pool = *pool] { run_worker(*workers_[worker], pool, i); });
+      SLUICE_RETURN_IF_ERROR(start_thread(
+          pool->config.name.substr(0, 11) + "-" + std::to_string(i),
+          [this, worker, i, &pool = *pool] { run_worker(*workers_[worker], pool, i); }));
     }
   }
-  start_thread("sluice-control", [this] { run_control(); });
+  SLUICE_RETURN_IF_ERROR(start_thread("sluice-control", [this] { run_control(); }));
 
   std::unique_lock lock(threads_mutex_);
   thread_ended_.wait(lock, [this] { return threads_ready_ == threads_.size(); });
@@ -139,7 +152,8 @@ void DispatcherImpl::run_poller(Poller& poller, std::uint32_t index) {
     if (poller.run_once() > 0) {
       idle = 0;
     } else if (poller.prepare_to_wait()) {
-      poller.block();
+      // Again: run_once() may have swallowed the poke of a stop that came after the look above.
+      if (!stopping()) poller.block();
       poller.finish_wait();
     } else if (yield_when_busy_ && ++idle % kYieldAfterRounds == 0) {
       std::this_thread::yield();
@@ -170,7 +184,7 @@ void DispatcherImpl::run_control() {
   while (!stopping()) {
     if (control_->run_once() > 0) continue;
     if (!control_->prepare_to_wait()) continue;
-    control_->block();
+    if (!stopping()) control_->block();  // again: as in run_poller()
     control_->finish_wait();
   }
 }
@@ -219,6 +233,7 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(std::shared_ptr<Com
   if (source == nullptr || !handler) {
     return Status(StatusCode::invalid_argument, "attach needs a source and a handler");
   }
+  const std::shared_lock attaching(attaching_);
   if (refusing_.load(std::memory_order_relaxed)) {
     return Status(StatusCode::cancelled, "the dispatcher is stopping: nothing more can be attached");
   }
@@ -321,14 +336,15 @@ Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions
 Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<ConnectionState> state,
                                                                 ConnectionOptions& options,
                                                                 ConnectionReservation reservation) {
-  constexpr std::uint32_t kOwnSourcesMax = 2;
+  const std::uint32_t own_sources_max = state->connection != nullptr ? 2 : 0;
+  const std::shared_lock attaching(attaching_);
   if (refusing_.load(std::memory_order_relaxed)) {
     return Status(StatusCode::cancelled, "the dispatcher is stopping: nothing more can be attached");
   }
   auto pool = find_pool(options.pool);
   if (!pool) return pool.status();
   SLUICE_RETURN_IF_ERROR(check_receive_source(options, *pool));
-  const auto poller = registry_.choose_poller(options.poller, true, kOwnSourcesMax);
+  const auto poller = registry_.choose_poller(options.poller, true, own_sources_max);
   if (!poller) {
     return Status(StatusCode::resource_exhausted,
                   "no poller can take one more connection: each holds pollers.sources_max sources "
@@ -341,27 +357,35 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<
   state->on_event = std::move(options.on_event);
   if (options.receive_source != nullptr) state->receive_source = options.receive_source->state_;
   Status status;
+  bool joined = false;
   if (registry_.add(state, std::move(reservation)) == ConnectionId::none) {
     status = Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
                                                   ") connections are attached already");
+  } else if (state->receive_source != nullptr &&
+             !(joined = registry_.join_source(*state->receive_source))) {
+    status = Status(StatusCode::cancelled, "the receive_source is being detached");
   } else if (state->connection != nullptr) {
     status = add_own_sources(*state, options);
     if (status.ok()) status = control_->watch_device(state->device);
     if (status.ok()) status = control_->watch(state);
   }
   const auto own = static_cast<std::uint32_t>(state->own_sources.size());
-  registry_.leave_poller(*poller, false, kOwnSourcesMax - own);
+  registry_.leave_poller(*poller, false, own_sources_max - own);
   if (!status.ok()) {
     registry_.leave_poller(*poller, true, own);
+    if (joined) {
+      state->receive_source->attached_connections.fetch_sub(1, std::memory_order_seq_cst);
+      port_.poke();  // its drain may wait for that
+    }
     if (state->id != ConnectionId::none) registry_.remove(state->id);
     return status;
   }
   auto handle = std::shared_ptr<ConnectionHandle>(new ConnectionHandle(shared_from_this(), state));
   if (state->receive_source != nullptr) {
     SourceState* const source = state->receive_source.get();
-    source->attached_connections.fetch_add(1, std::memory_order_relaxed);
     source->pending_setups.fetch_add(1, std::memory_order_seq_cst);  // ends in add_connection()
     status = post(source->poller_index, {PollerCommand::Kind::add_connection, source, state.get()});
+    if (!status.ok()) source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);
   }
   for (const auto& source : state->own_sources) {
     registry_.add(source);
@@ -377,7 +401,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<
 }
 
 SetupTicket DispatcherImpl::expect_connection(SourceHandle& receive_source) {
-  return SetupTicket(receive_source.state_);
+  return SetupTicket(shared_from_this(), receive_source.state_);
 }
 
 // --- detaching -------------------------------------------------------------------------------------
@@ -509,15 +533,19 @@ Status DispatcherImpl::stop(std::chrono::nanoseconds deadline) {
             "stop was called from inside a handler or callback, where it would wait for itself"};
   }
   const std::scoped_lock once(stop_mutex_);
-  if (std::exchange(stopped_, true)) return {};
-  const auto end = Clock::now() + deadline;
+  if (stopped_) return *stopped_;
+  const auto end = Clock::now() + std::min<std::chrono::nanoseconds>(deadline, kLongestDetach);
   refusing_.store(true, std::memory_order_relaxed);
+  { const std::unique_lock attaching(attaching_); }  // what was let in is in the registry by now
   close_listeners();
+  control_->end_drains_by(control_->now() + std::min<std::chrono::nanoseconds>(deadline, kLongestDetach));
   std::string left = drain_all(end);
   const std::string threads = end_threads(end);
   if (!threads.empty()) left += (left.empty() ? "" : "; ") + threads;
-  if (left.empty()) return {};
-  return {StatusCode::timed_out, "the dispatcher was stopped, but not cleanly: " + left};
+  stopped_ = left.empty() ? Status{}
+                          : Status(StatusCode::timed_out,
+                                   "the dispatcher was stopped, but not cleanly: " + left);
+  return *stopped_;
 }
 
 /// Connections first, since their drains need the sources. Returns what was not clean.

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <condition_variable>
+#include <optional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -77,7 +79,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Status add_own_sources(ConnectionState& state, ConnectionOptions& options);
 
   template <typename Body>
-  void start_thread(std::string name, Body body);
+  [[nodiscard]] Status start_thread(std::string name, Body body);
   void run_poller(Poller& poller, std::uint32_t index);
   void run_worker(Worker& worker, Pool& pool, std::uint32_t index);
   void run_control();
@@ -103,6 +105,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
 
   std::atomic<bool> stopping_{false};
   std::atomic<bool> refusing_{false};  ///< stop() has begun: nothing new is attached
+  std::shared_mutex attaching_;  ///< shared by each attach; stop() waits for those under way
   std::mutex threads_mutex_;
   std::condition_variable thread_ended_;
   std::vector<std::unique_ptr<Thread>> threads_;
@@ -111,7 +114,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   std::mutex listeners_mutex_;
   std::vector<std::shared_ptr<ListenerState>> listeners_;
   std::mutex stop_mutex_;
-  bool stopped_ = false;  ///< under stop_mutex_
+  std::optional<Status> stopped_;  ///< what stop() said; under stop_mutex_
 };
 
 }  // namespace sluice::detail

@@ -12,7 +12,7 @@ std::string DetachReport::to_string() const {
   std::string text = clean ? "clean" : "abandoned after the deadline";
   text += " in " + std::to_string(us) + " us";
   if (completions_abandoned > 0) {
-    text += ", " + std::to_string(completions_abandoned) + " handler calls not returned";
+    text += ", " + std::to_string(completions_abandoned) + " completions whose handler has not returned";
   }
   if (marker_missing) text += ", the drain marker never came back";
   if (last_wqe_missing) text += ", no LAST_WQE_REACHED within its grace";
@@ -98,11 +98,17 @@ bool Drain::step(TimePoint now, DrainContext& context) {
       if (connection_->last_wqe_seen.load(std::memory_order_seq_cst)) return true;
       report_.last_wqe_missing = now >= grace_end_;
       return report_.last_wqe_missing;
-    case Step::letting_go: return send_removals(context) && let_go();
+    case Step::letting_go: return serves_nobody() && send_removals(context) && let_go();
     case Step::handlers: return outstanding() == 0 && lanes_idle();
     case Step::finished: break;
   }
   return false;
+}
+
+/// A source's handler is called from the lanes of its connections: they go first.
+bool Drain::serves_nobody() const {
+  return connection_ != nullptr ||
+         sources_.front()->attached_connections.load(std::memory_order_seq_cst) == 0;
 }
 
 bool Drain::post_marker() { return connection_->connection->post_drain_marker().ok(); }
@@ -142,14 +148,19 @@ bool Drain::let_go() const {
 /// No worker holds a lane any more: the last of what it may touch.
 bool Drain::lanes_idle() const {
   if (connection_ != nullptr) return connection_->lane.queue.idle();
-  const auto& own = sources_.front()->own_connection;
-  return own == nullptr || own->lane.queue.idle();
+  const SourceState& source = *sources_.front();
+  const auto idle = [](const auto& connection) { return connection->lane.queue.idle(); };
+  return (source.own_connection == nullptr || idle(source.own_connection)) &&
+         std::all_of(source.abandoned.begin(), source.abandoned.end(), idle);
 }
 
-/// Handler calls that have not returned.
+/// Completions whose handler calls have not returned.
 std::uint64_t Drain::outstanding() const {
   std::uint64_t sum = connection_ != nullptr ? connection_->receives.outstanding() : 0;
-  for (const auto& source : sources_) sum += source->handover.outstanding();
+  for (const auto& source : sources_) {
+    sum += source->handover.outstanding();
+    for (const auto& connection : source->abandoned) sum += connection->receives.outstanding();
+  }
   return sum;
 }
 
@@ -173,6 +184,7 @@ void Drain::finish(TimePoint now, DrainContext& context) {
   for (const auto& source : sources_) {
     context.registry.remove(source->id);
     context.registry.leave_poller(source->poller_index, false, 1);
+    source->abandoned.clear();
     if (!keep) source->release();
   }
   if (connection_ == nullptr) return;
@@ -180,7 +192,8 @@ void Drain::finish(TimePoint now, DrainContext& context) {
   connection_->on_event = nullptr;  // it may hold this connection's own handle
   context.registry.leave_poller(connection_->poller_index, true, 0);
   if (connection_->receive_source != nullptr) {
-    connection_->receive_source->attached_connections.fetch_sub(1, std::memory_order_relaxed);
+    connection_->receive_source->attached_connections.fetch_sub(1, std::memory_order_seq_cst);
+    context.port.poke();  // its own drain may wait for that
   }
   if (keep) {
     context.registry.quarantine(connection_);
@@ -207,10 +220,13 @@ void Drain::give_up(TimePoint now, DrainContext& context) {
   }
   if (connection_ == nullptr) return;
   context.unwatch(*connection_);
-  context.registry.quarantine(connection_);
-  context.registry.remove(connection_->id);
+  connection_->on_event = nullptr;  // as in finish()
+  context.registry.leave_poller(connection_->poller_index, true, 0);
+  context.registry.abandon(connection_);
   if (connection_->receive_source != nullptr) {
-    connection_->receive_source->attached_connections.fetch_sub(1, std::memory_order_relaxed);
+    connection_->receive_source->abandoned.push_back(connection_);
+    connection_->receive_source->attached_connections.fetch_sub(1, std::memory_order_seq_cst);
+    context.port.poke();
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,12 +53,15 @@ class Drain {
   /// When to look again if nothing pokes.
   [[nodiscard]] TimePoint next_look(TimePoint now) const noexcept;
   [[nodiscard]] const DetachReport& report() const noexcept { return report_; }
+  /// The dispatcher is stopping: no later than this.
+  void limit(TimePoint deadline) noexcept { deadline_ = std::min(deadline_, deadline); }
   /// Tells all who asked for this detach.
   void call_back(Registry& registry) const;
 
  private:
   void start(DrainContext& context);
   [[nodiscard]] bool step(TimePoint now, DrainContext& context);
+  [[nodiscard]] bool serves_nobody() const;
   [[nodiscard]] bool post_marker();
   [[nodiscard]] bool own_source_failed() const;
   [[nodiscard]] bool send_removals(DrainContext& context);

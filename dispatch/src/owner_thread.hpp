@@ -22,8 +22,10 @@ class OwnerThread {
                      owner_.compare_exchange_strong(owner, self, std::memory_order_acquire),
                  what);
   }
-  /// Lets another thread become the owner. Only by the owner.
+  /// Lets another thread become the owner. Only by the owner; anybody else stops the program.
   void release() noexcept {
+    const void* const owner = owner_.load(std::memory_order_relaxed);
+    SLUICE_CHECK(owner == mark() || owner == nullptr, "a part was released by a thread that does not drive it");
     owner_.store(nullptr, std::memory_order_release);  // (2) release: pairs with (1)
   }
   [[nodiscard]] bool is_self() const noexcept {

@@ -40,6 +40,7 @@ Poller::Poller(std::uint32_t index, const DispatcherConfig& config, std::vector<
       slots_(config.pollers.sources_max),
       batches_(std::make_unique<Batch[]>(config.pollers.batch_count)) {
   hot_.reserve(config.pollers.sources_max);
+  with_early_.reserve(config.pollers.sources_max);
   free_slots_.reserve(config.pollers.sources_max);
   for (std::uint32_t slot = config.pollers.sources_max; slot-- > 0;) free_slots_.push_back(slot);
   for (std::uint32_t i = 0; i < config.pollers.batch_count; ++i) {
@@ -198,6 +199,7 @@ void Poller::block() noexcept {
 }
 
 void Poller::finish_wait() {
+  owner_.check("a poller is driven by one thread; another one finished its wait");
   mailbox_.finish_sleep();
   starved_.store(false, std::memory_order_relaxed);
   check_cold_now_ = true;
@@ -253,12 +255,16 @@ void Poller::add_connection(SourceState* source, ConnectionState* connection) {
     at += count;
   }
   early.erase(mine, early.end());
+  if (early.empty()) std::erase(with_early_, source);
   source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 bool Poller::try_remove(const PollerCommand& command) {
   SourceState* const source = command.source;
-  if (!poll_to_empty(source)) return false;
+  if (!poll_to_empty(source)) {
+    if (source->heat == Heat::cold) turn_hot(source);  // among those that a starved poller waits for
+    return false;
+  }
   if (command.kind == PollerCommand::Kind::remove_connection) {
     ConnectionState* const connection = command.connection;
     source->queue_pairs->erase(connection->qp_num, connection);
@@ -289,12 +295,14 @@ bool Poller::poll_to_empty(SourceState* source) {
 }
 
 void Poller::forget(SourceState* source) {
+  if (source->heat == Heat::gone) return;  // the attach failed before the poller heard of it
   if (source->heat == Heat::hot) remove_from_hot(source);
   if (source->heat == Heat::cold) {
     ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
   }
   if (!source->early.empty()) {
     std::erase(with_early_, source);
+    for (const ibv_wc& wc : source->early) orphan(source, wc);
     source->early.clear();
   }
   source->heat = Heat::gone;
@@ -331,7 +339,7 @@ Poller::Polled Poller::poll_into_batch(SourceState* source) {
     batch->next = std::exchange(free_batches_, batch);
     return Polled::some;
   }
-  source->handover.hand();
+  source->handover.hand(batch->count);
   SLUICE_CHECK(source->pool->batches[index_]->push(batch), "a batch ring is shorter than the batches");
   touched_pools_[source->pool->index] = true;
   return Polled::some;
@@ -413,9 +421,12 @@ void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions
   handler_source_.store(source->id, std::memory_order_relaxed);
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+  const auto count = static_cast<std::uint32_t>(completions.size());
+  source->handover.hand(count);
   source->handler(completions, info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
   source->source->retire(completions);
+  source->handover.finish(count);
 }
 
 // --- lanes -----------------------------------------------------------------------------------------
@@ -470,7 +481,7 @@ void Poller::flush_lanes(SourceState* source) {
         std::exchange(own ? source->open : connection->open, OpenSegments{});
     Handover& handover = own ? source->handover : connection->receives;
     for (Segment* segment = segments.first; segment != nullptr; segment = segment->next) {
-      handover.hand();
+      handover.hand(segment->count);
     }
     Pool* const pool = source->pool;
     Lane* const lane = &connection->lane;
@@ -512,6 +523,7 @@ void Poller::expire_early_completions() {
     if (source->pending_setups.load(std::memory_order_seq_cst) > 0) return source->early.empty();
     for (const ibv_wc& wc : source->early) orphan(source, wc);
     source->early.clear();
+    short_of_buffers_ = false;  // what was kept for them is free again
     return true;
   });
 }

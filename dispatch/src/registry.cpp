@@ -18,6 +18,11 @@ std::uint32_t generation_of(ConnectionId id) {
 
 }  // namespace
 
+Registry::~Registry() {
+  // A receive source knows its abandoned connections, and they know it.
+  for (const auto& connection : quarantined_connections_) connection->receive_source.reset();
+}
+
 std::optional<std::uint32_t> Registry::choose_poller(std::uint32_t wanted, bool connection,
                                                      std::uint32_t sources) {
   const std::scoped_lock lock(mutex_);
@@ -199,6 +204,19 @@ std::vector<DetachCallback> Registry::end_detach(Detaching& detaching, const Det
 bool Registry::is_detaching(const SourceState& source) const {
   const std::scoped_lock lock(mutex_);
   return source.detaching.begun;
+}
+
+bool Registry::join_source(SourceState& source) {
+  const std::scoped_lock lock(mutex_);
+  if (source.detaching.begun) return false;
+  source.attached_connections.fetch_add(1, std::memory_order_seq_cst);
+  return true;
+}
+
+void Registry::abandon(std::shared_ptr<ConnectionState> connection) {
+  const std::scoped_lock lock(mutex_);
+  entries_[index_of(connection->id)].connection = nullptr;  // gone, but its place is not free
+  quarantined_connections_.push_back(std::move(connection));
 }
 
 void Registry::quarantine(std::shared_ptr<ConnectionState> connection) {

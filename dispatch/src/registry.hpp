@@ -43,6 +43,9 @@ class Registry {
         sources_max_(sources_max),
         connections_per_poller_(poller_count, 0),
         sources_per_poller_(poller_count, 0) {}
+  ~Registry();
+  Registry(const Registry&) = delete;
+  Registry& operator=(const Registry&) = delete;
 
   /// The poller asked for, or the one with the fewest connections, then sources (R1); its counts are
   /// raised at once, so that set-ups at the same time spread, too. Nothing when it is full.
@@ -80,6 +83,12 @@ class Registry {
   [[nodiscard]] std::vector<DetachCallback> end_detach(Detaching& detaching, const DetachReport& report);
   [[nodiscard]] bool is_detaching(const SourceState& source) const;
 
+  /// Counts a connection on a receive source; false when that is being detached.
+  [[nodiscard]] bool join_source(SourceState& source);
+
+  /// Keeps a connection until the dispatcher goes whose lane somebody may still hold: it goes on
+  /// counting as one of connections_max, as the ring of runnable lanes has room for so many.
+  void abandon(std::shared_ptr<ConnectionState> connection);
   /// Keeps what a drain had to leave behind until the dispatcher goes (C6).
   void quarantine(std::shared_ptr<ConnectionState> connection);
   void quarantine(std::shared_ptr<SourceState> source);

@@ -55,19 +55,19 @@ struct Lane {
   Segment* leftover = nullptr;  ///< taken and not yet handled; the holder's
 };
 
-/// Counts what was handed to workers and what they are done with. `handed` has one writer (the
-/// poller). A detach waits until the two agree; the increment of `done` is the last access to the
+/// Counts the completions that were handed to handlers and those they are done with. `handed` has
+/// one writer (the poller). A detach waits until the two agree; the increment of `done` is the last access to the
 /// state by a worker (but for the lane, see LaneQueue::idle).
 struct Handover {
   alignas(kCacheLine) std::atomic<std::uint64_t> handed{0};
   alignas(kCacheLine) std::atomic<std::uint64_t> done{0};
 
-  void hand() noexcept {
-    handed.store(handed.load(std::memory_order_relaxed) + 1,
+  void hand(std::uint32_t completions) noexcept {
+    handed.store(handed.load(std::memory_order_relaxed) + completions,
                  std::memory_order_release);  // (1) release: pairs with (3)
   }
-  void finish() noexcept {
-    done.fetch_add(1, std::memory_order_seq_cst);  // (2) pairs with (4); seq_cst: see Control::poke
+  void finish(std::uint32_t completions) noexcept {
+    done.fetch_add(completions, std::memory_order_seq_cst);  // (2) pairs with (4); seq_cst: see Control::poke
   }
   [[nodiscard]] std::uint64_t outstanding() const noexcept {
     const std::uint64_t finished = done.load(std::memory_order_seq_cst);  // (4) pairs with (2)
@@ -80,7 +80,7 @@ enum class Heat : std::uint8_t {
   hot,     ///< polled every round; its fd is not in epoll
   cold,    ///< seen empty since its last re-arm; its fd is in epoll, level-triggered
   failed,  ///< a fault was reported; never polled again
-  gone,    ///< removed: the poller touches it no more
+  gone,    ///< not added yet, or removed: the poller does not touch it
 };
 
 /// Segments being filled from the present poll, not yet in their lane.
@@ -115,7 +115,7 @@ struct SourceState {
   std::unique_ptr<ConnectionState> own_connection;
 
   // --- the poller's own ------------------------------------------------------------------------
-  Heat heat = Heat::hot;
+  Heat heat = Heat::gone;
   bool polled_for_good = false;  ///< re-arming failed, or it has no fd: never slept on (W8, S5)
   std::uint32_t empty_rounds = 0;
   std::uint32_t slot = 0;
@@ -137,6 +137,9 @@ struct SourceState {
   std::atomic<bool> dead{false};         ///< a fault ended it: nothing more comes out of it
   std::atomic<std::uint32_t> attached_connections{0};
   Detaching detaching;  ///< under the registry's mutex
+  /// The control's: connections whose drains ran out of time while their lanes may still hold
+  /// segments, and run the handler, of this source.
+  std::vector<std::shared_ptr<ConnectionState>> abandoned;
 
   /// Lets go of the source and the handler, once nobody touches them any more.
   void release() noexcept;

@@ -97,10 +97,11 @@ void Worker::run_segment(Segment* segment) {
   info.context = connection->context != nullptr ? connection->context : source->options.context;
   info.poller = source->poller_index;
   info.worker = index_;
-  call(source, {segment->completions, segment->count}, info);
+  const std::uint32_t handled = segment->count;
+  call(source, {segment->completions, handled}, info);
   Handover& handover = source->connection != nullptr ? source->handover : connection->receives;
   source->returned.push(segment);
-  handover.finish();  // the last access to source and connection, but for the lane
+  handover.finish(handled);  // the last access to source and connection, but for the lane
   poller->wake_if_starved();
   control_.poke();
 }
@@ -114,9 +115,10 @@ void Worker::run_batch(Batch* batch) {
   info.context = source->options.context;
   info.poller = source->poller_index;
   info.worker = index_;
-  call(source, {batch->completions, batch->count}, info);
+  const std::uint32_t handled = batch->count;
+  call(source, {batch->completions, handled}, info);
   poller->give_back(batch);
-  source->handover.finish();  // the last access to the source
+  source->handover.finish(handled);  // the last access to the source
   control_.poke();
 }
 
@@ -134,6 +136,7 @@ void Worker::call(SourceState* source, std::span<const ibv_wc> completions, cons
 bool Worker::prepare_to_wait() {
   owner_.check("a worker is driven by one thread; another one wanted to wait for it");
   if (!searching_) begin_search();
+  if (host_driven_ && wait_fd() < 0) return false;  // opens it: the host may ask for it only after this
   const auto by = host_driven_ ? ParkingLot::SleepBy::fd : ParkingLot::SleepBy::futex;
   if (!pool_.parking.prepare_park(index_, by)) return false;
   if (pool_.empty_seq_cst()) return true;
@@ -144,6 +147,7 @@ bool Worker::prepare_to_wait() {
 void Worker::park() noexcept { pool_.parking.park(index_); }
 
 void Worker::finish_wait() {
+  owner_.check("a worker is driven by one thread; another one finished its wait");
   if (host_driven_) pool_.parking.finish_wait(index_);
 }
 

@@ -9,8 +9,8 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <set>
+#include <string_view>
 
 #include "errors.hpp"
 #include "protocol.hpp"
@@ -53,16 +53,43 @@ std::string default_address() {
   return rxe != nullptr && *rxe != '\0' ? rxe : "127.0.0.1";
 }
 
-const std::map<std::string, sluice::WaitMode> kWaitModes{{"busy", sluice::WaitMode::busy},
-                                                         {"event", sluice::WaitMode::event}};
+/// "16384", "16K", "1M", "1G": a number and a power of 1024. What is too large for 64 bits is no
+/// size.
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{}) return std::nullopt;
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const unsigned shift = unit.empty()  ? 0
+                         : unit == "K" ? 10
+                         : unit == "M" ? 20
+                         : unit == "G" ? 30
+                                       : 64;
+  if (shift == 64 || value > (~std::uint64_t{0} >> shift)) return std::nullopt;
+  return value << shift;
+}
+
+void set_record_size(Options& options, const std::string& text) {
+  const auto size = parse_size(text);
+  if (!size)
+    throw CLI::ValidationError("--record-size " + text, "takes a number, or one with K or M");
+  options.record_size = *size;
+}
+
+void set_wait(Options& options, const std::string& text) {
+  if (text != "busy" && text != "event")
+    throw CLI::ValidationError("--wait " + text, "takes busy or event");
+  options.wait = text == "busy" ? sluice::WaitMode::busy : sluice::WaitMode::event;
+}
 
 void add_common(CLI::App& app, Options& options) {
-  app.add_option("--record-size", options.record_size, "bytes per record, 1 to 64M (default: 16K)")
-      ->transform(CLI::AsSizeValue(false))
+  app.add_option_function<std::string>(
+         "--record-size", [&options](const std::string& text) { set_record_size(options, text); },
+         "bytes per record, 1 to 64M (default: 16K)")
       ->type_name("SIZE");
-  app.add_option("--wait", options.wait,
-                 "busy: pollers poll, a core each; event: they sleep (default: event)")
-      ->transform(CLI::CheckedTransformer(kWaitModes))
+  app.add_option_function<std::string>(
+         "--wait", [&options](const std::string& text) { set_wait(options, text); },
+         "busy: pollers poll, a core each; event: they sleep (default: event)")
       ->type_name("MODE");
   app.add_option("--workers", options.workers, "worker threads per process, 1 to 32 (default: 1)")
       ->type_name("N");

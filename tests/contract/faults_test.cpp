@@ -158,6 +158,7 @@ TEST(FaultPoints, EachFailureIsAStatusAndLeavesNothingBehind) {
   const softrdma_stats before = device.stats();
   constexpr std::uint64_t kPointsMax = 500;
   std::uint64_t failures = 0;
+  std::uint32_t lost_ids = 0;
   for (std::uint64_t k = 1;; ++k) {
     ASSERT_LT(k, kPointsMax);
     device.set("fail_any=" + std::to_string(k));
@@ -181,9 +182,12 @@ TEST(FaultPoints, EachFailureIsAStatusAndLeavesNothingBehind) {
     EXPECT_EQ(now.qps, before.qps) << where;
     EXPECT_EQ(now.cqs, before.cqs) << where;
     EXPECT_EQ(now.comp_channels, before.comp_channels) << where;
-    EXPECT_EQ(now.cm_ids, before.cm_ids) << where;
+    // librpma forgets the id of an incoming request that it cannot equip with CQs and a queue pair
+    // (README.md); there is nothing we could free it by.
+    if (how.find("take the next request") != std::string::npos) ++lost_ids;
+    EXPECT_EQ(now.cm_ids, before.cm_ids + lost_ids) << where;
     EXPECT_EQ(now.event_channels, before.event_channels) << where;
-    if (!reached || HasFailure()) break;
+    if (!reached) break;
   }
   EXPECT_GE(failures, 20U) << "too few calls failed for this to have tested anything";
 }

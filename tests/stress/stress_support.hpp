@@ -26,13 +26,13 @@ inline constexpr bool kThreadSanitizer = false;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
-/// Elements per test: SLUICE_STRESS_ITEMS, or else the default, a tenth of it under TSan.
+/// Elements per test: SLUICE_STRESS_ITEMS, or else the default, a quarter of it under TSan.
 inline std::uint64_t stress_items(std::uint64_t by_default) {
   if (const char* text = std::getenv("SLUICE_STRESS_ITEMS")) {
     const auto value = std::strtoull(text, nullptr, 10);
     if (value > 0) return value;
   }
-  return kThreadSanitizer ? by_default / 10 : by_default;
+  return kThreadSanitizer ? by_default / 4 : by_default;
 }
 
 /// An element that tells who made it and as which one.

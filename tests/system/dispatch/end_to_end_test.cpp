@@ -29,7 +29,7 @@ struct Link {
   std::atomic<ReceivePool*> server_pool{nullptr};
 };
 
-struct Setup {
+struct Plan {
   std::uint32_t connections = 4;
   std::uint32_t messages = 48;
   Receives receives = Receives::srq_cq;
@@ -41,15 +41,15 @@ struct Setup {
 /// Sends `messages` over each connection, replies to each from its handler, and checks all of it.
 class Exchange {
  public:
-  explicit Exchange(Setup setup) : setup_(setup) {
-    setup_.server.drive = setup_.host_driven ? Drive::host : Drive::own_threads;
-    server_ = std::make_unique<Node>(setup_.server);
+  explicit Exchange(Plan plan) : plan_(plan) {
+    plan_.server.drive = plan_.host_driven ? Drive::host : Drive::own_threads;
+    server_ = std::make_unique<Node>(plan_.server);
     client_ = std::make_unique<Node>(Node::Options{});
-    if (setup_.host_driven) host_ = std::make_unique<HostLoop>(**server_);
-    for (std::uint32_t tag = 0; tag < setup_.connections; ++tag) {
+    if (plan_.host_driven) host_ = std::make_unique<HostLoop>(**server_);
+    for (std::uint32_t tag = 0; tag < plan_.connections; ++tag) {
       links_.push_back(std::make_unique<Link>(tag));
     }
-    if (setup_.receives == Receives::srq_cq) attach_srq();
+    if (plan_.receives == Receives::srq_cq) attach_srq();
     connect_all();
   }
 
@@ -58,12 +58,12 @@ class Exchange {
   }
 
   void run() {
-    const auto memory = site_.memory(std::size_t{2} * setup_.connections * kWindow * kMessageSize);
-    for (std::uint32_t i = 0; i < setup_.connections; ++i) {
+    const auto memory = site_.memory(std::size_t{2} * plan_.connections * kWindow * kMessageSize);
+    for (std::uint32_t i = 0; i < plan_.connections; ++i) {
       links_[i]->request.use(memory, std::size_t{2 * i} * kWindow * kMessageSize, kWindow);
       links_[i]->reply.use(memory, std::size_t{2 * i + 1} * kWindow * kMessageSize, kWindow);
     }
-    for (std::uint32_t sent = 0; sent < setup_.messages; ++sent) {
+    for (std::uint32_t sent = 0; sent < plan_.messages; ++sent) {
       for (auto& link : links_) {
         // No more than half a window is unanswered: the server's handler cannot wait for credits.
         await("replies", [&] {
@@ -75,9 +75,11 @@ class Exchange {
     }
     for (auto& link : links_) {
       await("all replies of connection " + std::to_string(link->request.tag()),
-            [&] { return link->reply.received == setup_.messages; });
-      await("the server's send completions",
-            [&] { return link->reply.completed_sends == setup_.messages; });
+            [&] { return link->reply.received == plan_.messages; });
+      await("the send completions of both sides", [&] {
+        return link->reply.completed_sends == plan_.messages &&
+               link->request.completed_sends == plan_.messages;
+      });
     }
     judge();
   }
@@ -85,7 +87,7 @@ class Exchange {
   void finish() {
     acceptor_->close();
     for (auto& link : links_) detach_clean(*link->client);
-    if (setup_.host_driven) {
+    if (plan_.host_driven) {
       std::atomic<std::uint32_t> done{0};
       for (auto& link : links_) {
         link->server->detach_async(kDrainPatience, [&](const DetachReport& report) {
@@ -93,13 +95,13 @@ class Exchange {
           ++done;
         });
       }
-      await("the detaches", [&] { return done == setup_.connections; });
+      await("the detaches", [&] { return done == plan_.connections; });
       if (source_) {
         source_->detach_async(kDrainPatience, [&](const DetachReport& report) {
           EXPECT_TRUE(report.clean) << report.to_string();
           ++done;
         });
-        await("the source's detach", [&] { return done == setup_.connections + 1; });
+        await("the source's detach", [&] { return done == plan_.connections + 1; });
       }
       EXPECT_GT(host_->sleeps, 0u);
       EXPECT_EQ(host_->lost_wakes, 0u) << "work was there that no descriptor told of";
@@ -130,11 +132,11 @@ class Exchange {
   }
 
   void attach_srq() {
-    const std::uint32_t depth = setup_.connections * kWindow;
+    const std::uint32_t depth = plan_.connections * kWindow;
     srq_ = require(rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
     srq_pool_ = require(srq_->stock(depth, 64));
     AttachOptions options;
-    options.order = setup_.order;
+    options.order = plan_.order;
     options.receive_pool = srq_pool_;
     source_ = require((*server_)->attach(
         srq_->receive_cq(), options,
@@ -159,25 +161,25 @@ class Exchange {
 
   rpma::ConnectionConfig server_config() const {
     rpma::ConnectionConfig config = patient(2 * kWindow, 2 * kWindow);
-    if (setup_.receives == Receives::srq_cq) config.srq = srq_;
-    if (setup_.receives == Receives::shared_channel) config.shared_channel = true;
-    if (setup_.receives == Receives::main_cq) config.receive_cq_size = 0;
+    if (plan_.receives == Receives::srq_cq) config.srq = srq_;
+    if (plan_.receives == Receives::shared_channel) config.shared_channel = true;
+    if (plan_.receives == Receives::main_cq) config.receive_cq_size = 0;
     return config;
   }
 
   /// Replies and receives may be handled at once where no order holds them together.
-  bool one_at_a_time() const { return setup_.order == Order::per_connection; }
+  bool one_at_a_time() const { return plan_.order == Order::per_connection; }
 
   void connect_all() {
     acceptor_ = std::make_unique<Acceptor>(
         site_, **server_, server_config(),
         [this](std::uint32_t tag) {
           Link* const link = links_.at(tag).get();
-          link->request.ordered = setup_.order != Order::none;
+          link->request.ordered = plan_.order != Order::none;
           ConnectionOptions options;
-          options.order = setup_.order;
+          options.order = plan_.order;
           options.context = link;
-          if (source_ && setup_.order == Order::per_connection) options.receive_source = source_;
+          if (source_ && plan_.order == Order::per_connection) options.receive_source = source_;
           options.handler = [this, link](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
             if (info.context != link) ++link->request.strange;
             const std::optional<Stream::Call> call =
@@ -207,10 +209,10 @@ class Exchange {
                                      std::move(options), patient(2 * kWindow, 2 * kWindow)));
       (void)require(link->client->connection().stock(2 * kWindow, 64));
     }
-    acceptor_->await_connected(setup_.connections);
+    acceptor_->await_connected(plan_.connections);
     for (auto& link : links_) {
       link->server = acceptor_->handle(link->request.tag());
-      if (setup_.receives != Receives::srq_cq) {
+      if (plan_.receives != Receives::srq_cq) {
         link->server_pool = require(link->server->connection().stock(2 * kWindow, 64));
       }
     }
@@ -219,8 +221,8 @@ class Exchange {
   void judge() {
     for (auto& link : links_) {
       SCOPED_TRACE("connection " + std::to_string(link->request.tag()));
-      EXPECT_EQ(link->request.received, setup_.messages);
-      EXPECT_EQ(link->request.completed_sends, setup_.messages);
+      EXPECT_EQ(link->request.received, plan_.messages);
+      EXPECT_EQ(link->request.completed_sends, plan_.messages);
       EXPECT_EQ(link->refused_replies, 0u);
       for (const Stream* stream : {&link->request, &link->reply}) {
         EXPECT_EQ(stream->out_of_order, 0u);
@@ -231,7 +233,7 @@ class Exchange {
     }
   }
 
-  Setup setup_;
+  Plan plan_;
   Site site_;
   std::mutex mutex_;
   std::map<std::uint32_t, Link*> by_qp_num_;
@@ -244,8 +246,8 @@ class Exchange {
   std::unique_ptr<Acceptor> acceptor_;
 };
 
-void exchange(const Setup& setup) {
-  Exchange run(setup);
+void exchange(const Plan& plan) {
+  Exchange run(plan);
   run.run();
   run.finish();
 }
@@ -253,9 +255,9 @@ void exchange(const Setup& setup) {
 class EndToEnd : public ::testing::TestWithParam<std::tuple<Receives, Order, WaitMode>> {};
 
 TEST_P(EndToEnd, EachMessageIsHandledAndAnsweredOnce) {
-  Setup setup;
-  std::tie(setup.receives, setup.order, setup.server.wait) = GetParam();
-  exchange(setup);
+  Plan plan;
+  std::tie(plan.receives, plan.order, plan.server.wait) = GetParam();
+  exchange(plan);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -264,27 +266,27 @@ INSTANTIATE_TEST_SUITE_P(
                                          Receives::main_cq),
                        ::testing::Values(Order::inlined, Order::none, Order::per_connection),
                        ::testing::Values(WaitMode::event, WaitMode::busy)),
-    [](const auto& info) {
-      return name_of(std::get<0>(info.param)) + "_" + to_string(std::get<1>(info.param)) + "_" +
-             to_string(std::get<2>(info.param));
+    [](const auto& instance) {
+      return name_of(std::get<0>(instance.param)) + "_" + to_string(std::get<1>(instance.param)) + "_" +
+             to_string(std::get<2>(instance.param));
     });
 
 // R3.
 TEST(EndToEndOrder, ThirtyTwoConnectionsOfOneSrqAreEachHandledInOrder) {
-  Setup setup;
-  setup.connections = 32;
-  setup.server.workers = 4;
-  setup.server.pollers = 2;
-  exchange(setup);
+  Plan plan;
+  plan.connections = 32;
+  plan.server.workers = 4;
+  plan.server.pollers = 2;
+  exchange(plan);
 }
 
 // C8: with a listener that control() steps.
 TEST(EndToEndHostDriven, AnEngineDrivesEverythingFromItsOwnLoopAsleepInBetween) {
   for (const Receives receives : {Receives::srq_cq, Receives::shared_channel}) {
-    Setup setup;
-    setup.receives = receives;
-    setup.host_driven = true;
-    exchange(setup);
+    Plan plan;
+    plan.receives = receives;
+    plan.host_driven = true;
+    exchange(plan);
   }
 }
 

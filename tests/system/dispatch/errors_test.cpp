@@ -45,7 +45,7 @@ TEST(Errors, AnOverflowingCqIsToldAndTakesItsConnectionDown) {
     }
     if (client_end->connection().send_with_imm(nullptr, 0, 0, sent, sent).ok()) ++sent;
     server->control().run_once();
-    return server.async_events(IBV_EVENT_CQ_ERR) == 1;
+    return server.async_events(IBV_EVENT_CQ_ERR) >= 1;  // rxe tells of each lost completion
   });
   await("the failed source being told and the connection's end", [&] {
     server->poller(0).run_once();

@@ -58,12 +58,23 @@ TEST(ReturnStack, LinksByTheMemberItIsGiven) {
   EXPECT_EQ(buffers[1].next, nullptr);
 }
 
+TEST(ReturnStack, APushThatWasOvertakenLosesNobodysBuffer) {
+  std::array<Buffer, 3> buffers{{{1}, {2}, {3}}};
+  ReturnStack<Buffer, &Buffer::next, test::FreezeHooks> stack;
+  stack.push(&buffers[0]);
+  test::FrozenThread frozen("return.push.linked", [&] { stack.push(&buffers[2]); });
+  ASSERT_TRUE(frozen.reached());
+  stack.push(&buffers[1]);
+  frozen.thaw();
+  EXPECT_EQ(ids(stack.take_all()), (std::vector<int>{3, 2, 1}));
+}
+
 // The owner says that it sleeps, then looks; a pusher pushes, then looks whether the owner sleeps.
 // One of the two must see the other, though the flag itself is relaxed.
 TEST(ReturnStack, AnOrderedTakeAndAPushSeeOneOrTheOther) {
   Buffer buffer;
   ReturnStack<Buffer> stack;
-  constexpr int kRounds = 20000;
+  constexpr int kRounds = 1000;
   std::atomic<int> asleep_in_round{-1};
   std::atomic<int> pusher_saw{-1};
   std::atomic<int> start{-1};

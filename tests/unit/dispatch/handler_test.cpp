@@ -18,8 +18,12 @@ void* operator new(std::size_t size) {
   if (void* const memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace sluice {
 namespace {
@@ -42,7 +46,8 @@ static_assert(std::is_constructible_v<Handler, Good>);
 static_assert(!std::is_constructible_v<Handler, TakesNothing>);
 static_assert(!std::is_constructible_v<Handler, int>);
 static_assert(!std::is_copy_constructible_v<Handler> && !std::is_copy_assignable_v<Handler>);
-static_assert(std::is_nothrow_move_constructible_v<Handler> && std::is_nothrow_move_assignable_v<Handler>);
+static_assert(std::is_nothrow_move_constructible_v<Handler> &&
+              std::is_nothrow_move_assignable_v<Handler>);
 static_assert(std::is_nothrow_invocable_v<Handler&, Batch, const BatchInfo&>);
 static_assert(!std::is_nothrow_invocable_v<MayThrow&, Batch, const BatchInfo&>);
 
@@ -134,14 +139,15 @@ TEST(Handler, WhoseMoveMayThrowIsStoredOnTheHeap) {
 
 TEST(Handler, OverAlignedIsStoredAligned) {
   static bool ok = false;
-  struct Probe {
+  struct Probe {  // no larger than what is stored inline, but aligned to more than that is
     OverAligned inner;
     void operator()(Batch batch, const BatchInfo& info) noexcept {
       inner(batch, info);
       ok = inner.ok;
     }
   };
-  static_assert(sizeof(Probe) > Handler::kInlineSize);
+  static_assert(sizeof(Probe) <= Handler::kInlineSize &&
+                alignof(Probe) > alignof(std::max_align_t));
   Handler handler{Probe{}};
   Handler moved(std::move(handler));
   moved({}, {});
@@ -161,7 +167,9 @@ TEST(Handler, IsGivenWhatTheDispatcherGives) {
   EXPECT_TRUE(called);
 }
 
-TEST(Handler, DefaultIsNone) { EXPECT_FALSE(static_cast<bool>(Handler{})); }
+TEST(Handler, DefaultIsNone) {
+  EXPECT_FALSE(static_cast<bool>(Handler{}));
+}
 
 }  // namespace
 }  // namespace sluice

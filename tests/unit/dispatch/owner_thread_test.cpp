@@ -27,21 +27,25 @@ class WrongThreadDeathTest : public ::testing::Test {
 
 // R6: the loop's function is called on the wrong thread and loses requests silently.
 TEST_F(WrongThreadDeathTest, RunningAPollerOnAnotherThreadStopsTheProgram) {
-  EXPECT_DEATH(run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.poller(0); }, run_once),
-               "a poller is driven by one thread");
+  EXPECT_DEATH(
+      run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.poller(0); }, run_once),
+      "a poller is driven by one thread");
 }
 TEST_F(WrongThreadDeathTest, RunningAWorkerOnAnotherThreadStopsTheProgram) {
-  EXPECT_DEATH(run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.worker(0); }, run_once),
-               "a worker is driven by one thread");
+  EXPECT_DEATH(
+      run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.worker(0); }, run_once),
+      "a worker is driven by one thread");
 }
 TEST_F(WrongThreadDeathTest, RunningTheControlOnAnotherThreadStopsTheProgram) {
-  EXPECT_DEATH(run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.control(); }, run_once),
-               "the control is driven by one thread");
+  EXPECT_DEATH(
+      run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.control(); }, run_once),
+      "the control is driven by one thread");
 }
 TEST_F(WrongThreadDeathTest, PreparingToWaitOnAnotherThreadStopsTheProgram) {
-  EXPECT_DEATH(run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.poller(0); },
-                                       [](Runnable& part) { static_cast<void>(part.prepare_to_wait()); }),
-               "a poller is driven by one thread");
+  EXPECT_DEATH(
+      run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.poller(0); },
+                              [](Runnable& part) { static_cast<void>(part.prepare_to_wait()); }),
+      "a poller is driven by one thread");
 }
 TEST_F(WrongThreadDeathTest, FinishingAWaitOnAnotherThreadStopsTheProgram) {
   EXPECT_DEATH(run_here_then_elsewhere([](Dispatcher& d) -> Runnable& { return d.poller(0); },

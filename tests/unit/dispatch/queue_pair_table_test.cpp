@@ -17,7 +17,8 @@ std::array<ConnectionState, 64> connections;
 
 /// Few numbers, so that they collide, and numbers that differ in high bits only.
 rc::Gen<std::uint32_t> qp_numbers() {
-  return rc::gen::oneOf(rc::gen::inRange<std::uint32_t>(0, 24), rc::gen::inRange<std::uint32_t>(0, 1U << 24),
+  return rc::gen::oneOf(rc::gen::inRange<std::uint32_t>(0, 24),
+                        rc::gen::inRange<std::uint32_t>(0, 1U << 24),
                         rc::gen::map(rc::gen::inRange<std::uint32_t>(0, 16),
                                      [](std::uint32_t i) { return i << 20; }));
 }
@@ -32,7 +33,8 @@ RC_GTEST_PROP(QueuePairTableProperty, IsAMapFromNumbersToConnections, ()) {
     const std::uint32_t qp_num =
         !used.empty() && *rc::gen::arbitrary<bool>() ? *rc::gen::elementOf(used) : *qp_numbers();
     used.push_back(qp_num);
-    ConnectionState* const connection = &connections[*rc::gen::inRange<std::size_t>(0, connections.size())];
+    ConnectionState* const connection =
+        &connections[*rc::gen::inRange<std::size_t>(0, connections.size())];
     switch (*rc::gen::inRange(0, 4)) {
       case 0:
       case 1:
@@ -48,7 +50,8 @@ RC_GTEST_PROP(QueuePairTableProperty, IsAMapFromNumbersToConnections, ()) {
       }
       case 3:  // of a connection that may have had the number before
         table.erase(qp_num, connection);
-        if (const auto found = model.find(qp_num); found != model.end() && found->second == connection) {
+        if (const auto found = model.find(qp_num);
+            found != model.end() && found->second == connection) {
           model.erase(found);
         }
         break;

@@ -23,7 +23,8 @@ TEST(Registry, ConnectionsMadeInParallelAreSpreadWithinOneOfEven) {
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       together.arrive_and_wait();
-      for (unsigned i = 0; i < kEach; ++i) ASSERT_TRUE(registry.choose_poller(kAnyPoller, true, 2).has_value());
+      for (unsigned i = 0; i < kEach; ++i)
+        ASSERT_TRUE(registry.choose_poller(kAnyPoller, true, 2).has_value());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -57,7 +58,7 @@ TEST(Registry, IdsCarryGenerations) {
   for (int i = 0; i < 100; ++i) {
     auto connection = std::make_shared<ConnectionState>();
     connection->qp_num = 5;
-    const ConnectionId id = registry.add(connection);
+    const ConnectionId id = registry.add(connection, {});
     ASSERT_NE(id, ConnectionId::none);
     EXPECT_TRUE(ids.insert(id).second) << "an id was used twice";
     EXPECT_EQ(registry.find(id), connection);
@@ -66,10 +67,10 @@ TEST(Registry, IdsCarryGenerations) {
       registry.remove(last);  // long gone: must not take the new one with it
       EXPECT_EQ(registry.find(id), connection);
     }
-    EXPECT_EQ(registry.add(std::make_shared<ConnectionState>()), ConnectionId::none);
-    EXPECT_FALSE(registry.room_for_connection());
+    EXPECT_EQ(registry.add(std::make_shared<ConnectionState>(), {}), ConnectionId::none);
+    EXPECT_FALSE(registry.reserve_connection().held());
     registry.remove(id);
-    EXPECT_TRUE(registry.room_for_connection());
+    EXPECT_TRUE(registry.reserve_connection().held());
     last = id;
   }
   EXPECT_EQ(registry.find(ConnectionId{77}), nullptr);
@@ -78,8 +79,18 @@ TEST(Registry, IdsCarryGenerations) {
 TEST(Registry, DetachBeginsOnce) {
   Registry registry(1, 1, 1);
   ConnectionState connection;
-  EXPECT_TRUE(registry.begin_detach(connection));
-  EXPECT_FALSE(registry.begin_detach(connection));
+  int called = 0;
+  DetachCallback first,
+      second = [&](const DetachReport&report) { called += report.clean ? 1 : 100; };
+  EXPECT_TRUE(registry.begin_detach(connection, first));
+  EXPECT_FALSE(registry.begin_detach(connection, second));
+  EXPECT_EQ(called, 0) << "told of the end before it";
+  for (const auto& waiter : registry.end_detach(connection.detaching, DetachReport{}))
+    waiter(DetachReport{});
+  EXPECT_EQ(called, 1);
+  DetachCallback late = [&](const DetachReport&) { called += 10; };
+  EXPECT_FALSE(registry.begin_detach(connection, late));
+  EXPECT_EQ(called, 11);
 }
 
 }  // namespace
@@ -104,7 +115,8 @@ TEST(Spreading, QueuePairsAttachedFromEightThreadsAreSpreadWithinOneOfEven) {
     threads.emplace_back([&, t] {
       together.arrive_and_wait();
       for (unsigned i = 0; i < kEach; ++i) {
-        auto connection = dispatcher->attach_queue_pair(t * kEach + i, {.receive_source = *receive});
+        auto connection =
+            dispatcher->attach_queue_pair(t * kEach + i, {.receive_source = *receive});
         ASSERT_TRUE(connection.ok()) << connection.status().to_string();
         made[t].push_back(*connection);
       }
@@ -112,7 +124,8 @@ TEST(Spreading, QueuePairsAttachedFromEightThreadsAreSpreadWithinOneOfEven) {
   }
   for (std::thread& thread : threads) thread.join();
   std::vector<std::uint64_t> spread;
-  for (const PollerCounters& poller : dispatcher->counters().pollers) spread.push_back(poller.connections);
+  for (const PollerCounters& poller : dispatcher->counters().pollers)
+    spread.push_back(poller.connections);
   const auto [least, most] = std::minmax_element(spread.begin(), spread.end());
   EXPECT_LE(*most - *least, 1u);
   std::set<ConnectionId> ids;
@@ -126,7 +139,8 @@ TEST(Spreading, QueuePairsAttachedFromEightThreadsAreSpreadWithinOneOfEven) {
       EXPECT_TRUE(report->clean);
     }
   }
-  for (const PollerCounters& poller : dispatcher->counters().pollers) EXPECT_EQ(poller.connections, 0u);
+  for (const PollerCounters& poller : dispatcher->counters().pollers)
+    EXPECT_EQ(poller.connections, 0u);
 }
 
 }  // namespace

@@ -24,9 +24,8 @@ struct Id {
     EXPECT_EQ(rdma_destroy_id(id), 0);
     rdma_destroy_event_channel(events);
   }
-  void resolve(std::uint16_t port, const char* address = nullptr) {
+  void resolve(std::uint16_t port) {
     sockaddr_in to = loopback(port);
-    if (address != nullptr) to.sin_addr.s_addr = htonl(0x0A000001);
     ASSERT_EQ(rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&to), 1000), 0);
     ASSERT_EQ(next_event(events), RDMA_CM_EVENT_ADDR_RESOLVED);
     ASSERT_EQ(rdma_resolve_route(id, 1000), 0);

@@ -308,7 +308,9 @@ TEST(Memory, RegistrationChecksWhatTheKernelChecks) {
   EXPECT_EQ(errno, EFAULT);
   ibv_mr* read_only = ibv_reg_mr(pd, pages, 2 * page, IBV_ACCESS_REMOTE_READ);
   EXPECT_NE(read_only, nullptr);
-  if (read_only != nullptr) EXPECT_EQ(ibv_dereg_mr(read_only), 0);
+  if (read_only != nullptr) {
+    EXPECT_EQ(ibv_dereg_mr(read_only), 0);
+  }
   ASSERT_EQ(::munmap(pages + page, page), 0);
   EXPECT_EQ(ibv_reg_mr(pd, pages, 3 * page, IBV_ACCESS_LOCAL_WRITE), nullptr);
   EXPECT_EQ(errno, EFAULT);

@@ -187,9 +187,15 @@ TEST(Misbehaviour, EachStepOfASetUpCanFailAndNothingLeaks) {
     through = ok;
     if (id != nullptr) {
       rdma_destroy_qp(id);
-      if (cq != nullptr) EXPECT_EQ(ibv_destroy_cq(cq), 0);
-      if (channel != nullptr) EXPECT_EQ(ibv_destroy_comp_channel(channel), 0);
-      if (pd != nullptr) EXPECT_EQ(ibv_dealloc_pd(pd), 0);
+      if (cq != nullptr) {
+        EXPECT_EQ(ibv_destroy_cq(cq), 0);
+      }
+      if (channel != nullptr) {
+        EXPECT_EQ(ibv_destroy_comp_channel(channel), 0);
+      }
+      if (pd != nullptr) {
+        EXPECT_EQ(ibv_dealloc_pd(pd), 0);
+      }
       EXPECT_EQ(rdma_destroy_id(id), 0);
     }
     if (events != nullptr) rdma_destroy_event_channel(events);

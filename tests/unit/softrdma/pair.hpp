@@ -132,13 +132,27 @@ struct Side {
 
   void destroy() {
     if (id != nullptr && id->qp != nullptr) rdma_destroy_qp(id);
-    if (srq != nullptr) EXPECT_EQ(ibv_destroy_srq(srq), 0);
-    if (rcq != nullptr && rcq != scq) EXPECT_EQ(ibv_destroy_cq(rcq), 0);
-    if (scq != nullptr) EXPECT_EQ(ibv_destroy_cq(scq), 0);
-    if (channel != nullptr) EXPECT_EQ(ibv_destroy_comp_channel(channel), 0);
-    if (mr != nullptr) EXPECT_EQ(ibv_dereg_mr(mr), 0);
-    if (pd != nullptr) EXPECT_EQ(ibv_dealloc_pd(pd), 0);
-    if (id != nullptr) EXPECT_EQ(rdma_destroy_id(id), 0);
+    if (srq != nullptr) {
+      EXPECT_EQ(ibv_destroy_srq(srq), 0);
+    }
+    if (rcq != nullptr && rcq != scq) {
+      EXPECT_EQ(ibv_destroy_cq(rcq), 0);
+    }
+    if (scq != nullptr) {
+      EXPECT_EQ(ibv_destroy_cq(scq), 0);
+    }
+    if (channel != nullptr) {
+      EXPECT_EQ(ibv_destroy_comp_channel(channel), 0);
+    }
+    if (mr != nullptr) {
+      EXPECT_EQ(ibv_dereg_mr(mr), 0);
+    }
+    if (pd != nullptr) {
+      EXPECT_EQ(ibv_dealloc_pd(pd), 0);
+    }
+    if (id != nullptr) {
+      EXPECT_EQ(rdma_destroy_id(id), 0);
+    }
     if (events != nullptr) rdma_destroy_event_channel(events);
     *this = Side{};
   }
@@ -189,7 +203,9 @@ class Pair {
   void close() {
     client.destroy();
     server.destroy();
-    if (listen_id != nullptr) EXPECT_EQ(rdma_destroy_id(listen_id), 0);
+    if (listen_id != nullptr) {
+      EXPECT_EQ(rdma_destroy_id(listen_id), 0);
+    }
     if (listen_events != nullptr) rdma_destroy_event_channel(listen_events);
     listen_id = nullptr;
     listen_events = nullptr;

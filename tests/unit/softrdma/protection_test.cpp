@@ -90,7 +90,9 @@ class Hostile {
     h.type = FrameType::kConnectRequest;
     h.aux = 5;
     h.payload_length = wire::kConnParamSize + wire::kRequestPrivateSize;
-    return frame(h, 0);
+    auto bytes = frame(h, 0);
+    bytes[wire::kHeaderSize + 1] = 16;  // initiator depth: it will read
+    return bytes;
   }
   /// True once the other side has closed.
   [[nodiscard]] bool closed() const {

@@ -59,8 +59,9 @@ TEST(CpuList, SaysWhatWasWrongWhere) {
 }
 
 RC_GTEST_PROP(CpuListProperty, WhatIsWrittenIsReadBack, ()) {
-  const auto ranges = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::pair<unsigned, unsigned>>>(
-      rc::gen::pair(rc::gen::inRange(0U, 3000U), rc::gen::inRange(0U, 20U))));
+  const auto ranges =
+      *rc::gen::nonEmpty(rc::gen::container<std::vector<std::pair<unsigned, unsigned>>>(
+          rc::gen::pair(rc::gen::inRange(0U, 3000U), rc::gen::inRange(0U, 20U))));
   std::string text;
   std::set<unsigned> expected;
   for (const auto& [first, more] : ranges) {
@@ -75,7 +76,8 @@ RC_GTEST_PROP(CpuListProperty, WhatIsWrittenIsReadBack, ()) {
 }
 
 RC_GTEST_PROP(CpuListProperty, AnyTextIsReadOrRefused, ()) {
-  const auto text = *rc::gen::container<std::string>(rc::gen::elementOf(std::string("0123456789-,, ax")));
+  const auto text =
+      *rc::gen::container<std::string>(rc::gen::elementOf(std::string("0123456789-,, ax")));
   const auto bounded = text.substr(0, 12);
   auto cpus = parse_cpu_list(bounded);
   if (cpus.ok()) {
@@ -107,7 +109,8 @@ TEST(Binding, ReadsBackForEachAllowedCpu) {
       EXPECT_EQ(::sched_getcpu(), static_cast<int>(cpu));
     }
   }).join();
-  EXPECT_GE(affinity_of_this_thread().size(), allowed->size()) << "another thread was bound as well";
+  EXPECT_GE(affinity_of_this_thread().size(), allowed->size())
+      << "another thread was bound as well";
 }
 
 TEST(Binding, ToACpuThatIsNotThereIsRefused) {

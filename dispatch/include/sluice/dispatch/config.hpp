@@ -53,7 +53,7 @@ struct DispatcherConfig {
   /// Lanes; each attached connection takes one. 0: as many as the descriptor limit allows, at most
   /// 4096. A number that the limit (ulimit -n) cannot carry is refused at start. 0..2^20
   std::uint32_t connections_max = 0;
-  /// A handler that runs longer is reported (R2). 0: never.
+  /// A handler that runs longer is reported (R2). 0: never. At most 24 h.
   std::chrono::milliseconds stall_threshold{200};
   /// How long a drain waits for LAST_WQE_REACHED on a device that may never send it (E3).
   std::chrono::milliseconds last_wqe_grace{100};

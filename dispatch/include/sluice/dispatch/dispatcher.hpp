@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kAnyPoller = ~std::uint32_t{0};
 /// What a detach did, and what it had to leave behind.
 struct DetachReport {
   bool clean = true;                   ///< nobody touches it any more, and nothing was abandoned
-  std::uint64_t completions_abandoned = 0;  ///< handed over, their handler had not returned
+  std::uint64_t completions_abandoned = 0;  ///< handed to a handler that had not returned
   bool marker_missing = false;         ///< the flushed drain marker never came back
   bool last_wqe_missing = false;       ///< informational: the device sent no LAST_WQE_REACHED in time
   bool quarantined = false;            ///< the queue pair is kept, not destroyed, until the dispatcher goes
@@ -63,8 +63,8 @@ class SourceHandle {
   [[nodiscard]] SourceId id() const noexcept;
   [[nodiscard]] std::uint32_t poller() const noexcept;
   /// Stops polling, waits until every handler call for it has returned. From inside a handler (or
-  /// the control thread, or a host-driven dispatcher) it is refused with invalid_argument: use
-  /// detach_async.
+  /// the control thread, or a host-driven dispatcher), and while connections use it as their
+  /// receive_source, it is refused with invalid_argument: use detach_async, which waits for them.
   [[nodiscard]] Result<DetachReport> detach(std::chrono::nanoseconds deadline);
   void detach_async(std::chrono::nanoseconds deadline, DetachCallback done);
 
@@ -125,14 +125,17 @@ class ConnectionHandle {
 class SetupTicket {
  public:
   SetupTicket() noexcept = default;
-  SetupTicket(SetupTicket&& other) noexcept : state_(std::move(other.state_)) {}
+  SetupTicket(SetupTicket&& other) noexcept
+      : dispatcher_(std::move(other.dispatcher_)), state_(std::move(other.state_)) {}
   SetupTicket& operator=(SetupTicket&& other) noexcept;
   ~SetupTicket();
 
  private:
   friend class Dispatcher;
   friend class detail::DispatcherImpl;
-  explicit SetupTicket(std::shared_ptr<detail::SourceState> state) noexcept;
+  SetupTicket(std::weak_ptr<detail::DispatcherImpl> dispatcher,
+              std::shared_ptr<detail::SourceState> state) noexcept;
+  std::weak_ptr<detail::DispatcherImpl> dispatcher_;  ///< weak: a ticket may outlive it
   std::shared_ptr<detail::SourceState> state_;
 };
 

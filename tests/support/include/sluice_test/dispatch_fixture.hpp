@@ -110,8 +110,10 @@ inline DispatcherConfig small_config(std::uint32_t workers = 2, WaitMode wait = 
 /// Runs every part of a host-driven dispatcher once, all on this thread. Returns the work done.
 inline std::size_t run_all_once(Dispatcher& dispatcher) {
   std::size_t work = 0;
-  for (std::uint32_t i = 0; i < dispatcher.poller_count(); ++i) work += dispatcher.poller(i).run_once();
-  for (std::uint32_t i = 0; i < dispatcher.worker_count(); ++i) work += dispatcher.worker(i).run_once();
+  for (std::uint32_t i = 0; i < dispatcher.poller_count(); ++i)
+    work += dispatcher.poller(i).run_once();
+  for (std::uint32_t i = 0; i < dispatcher.worker_count(); ++i)
+    work += dispatcher.worker(i).run_once();
   return work + dispatcher.control().run_once();
 }
 
@@ -133,7 +135,8 @@ inline bool readable(int fd, int timeout_ms = 0) {
 
 /// Puts one completion into a source, waiting for room.
 inline void complete_when_room(SyntheticSource& source, std::uint32_t qp_num, std::uint64_t wr_id) {
-  ASSERT_TRUE(eventually([&] { return source.complete(qp_num, wr_id); })) << "the source stays full";
+  ASSERT_TRUE(eventually([&] { return source.complete(qp_num, wr_id); }))
+      << "the source stays full";
 }
 
 /// Runs detach_async on a host-driven dispatcher to its end.

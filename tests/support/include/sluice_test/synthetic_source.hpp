@@ -25,7 +25,13 @@ namespace sluice::testing {
 class SyntheticSource final : public CompletionSource {
  public:
   /// Where the owner's calls let a test in: a completion may arrive at each of them.
-  enum class Point : std::uint8_t { before_poll, after_poll, before_consume, after_consume, wait_fd };
+  enum class Point : std::uint8_t {
+    before_poll,
+    after_poll,
+    before_consume,
+    after_consume,
+    wait_fd
+  };
 
   explicit SyntheticSource(std::uint32_t capacity = 1024, std::string name = "synthetic")
       : capacity_(capacity), name_(std::move(name)), ring_(capacity) {}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// C2: no allocation on the data path, ever. This program counts every allocation of the process:
+// operator new by replacing it, malloc and its kind by wrapping the C library's own.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "sluice_test/dispatch_fixture.hpp"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<std::uint64_t> allocations{0};
+
+void count() noexcept {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+// A sanitizer has an allocator of its own: only operator new is counted.
+void* operator new(std::size_t size) {
+  count();
+  if (void* const memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+#else
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+void* malloc(std::size_t size) {
+  count();
+  return __libc_malloc(size);
+}
+void* calloc(std::size_t number, std::size_t size) {
+  count();
+  return __libc_calloc(number, size);
+}
+void* realloc(void* memory, std::size_t size) {
+  count();
+  return __libc_realloc(memory, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) {
+  count();
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) {
+  count();
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** out, std::size_t alignment, std::size_t size) {
+  count();
+  *out = __libc_memalign(alignment, size);
+  return *out == nullptr ? 12 : 0;
+}
+}
+#endif
+
+namespace sluice::testing {
+namespace {
+
+struct Mode {
+  Order order;
+  Drive drive;
+};
+
+class Allocations : public ::testing::TestWithParam<Mode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, Allocations,
+                         ::testing::Values(Mode{Order::inlined, Drive::host},
+                                           Mode{Order::none, Drive::host},
+                                           Mode{Order::per_connection, Drive::host},
+                                           Mode{Order::inlined, Drive::own_threads},
+                                           Mode{Order::none, Drive::own_threads},
+                                           Mode{Order::per_connection, Drive::own_threads}),
+                         [](const auto& info) {
+                           return std::string(to_string(info.param.order)) +
+                                  (info.param.drive == Drive::host ? "_stepped" : "_threads");
+                         });
+
+TEST(AllocationCounter, CountsNewAndMalloc) {
+  counting = true;
+  const std::uint64_t before = allocations;
+  { const std::vector<int> some(100); }
+  const std::uint64_t after = allocations;
+  counting = false;
+  EXPECT_GE(after, before + 1);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  counting = true;
+  void* volatile memory = std::malloc(10);
+  const std::uint64_t with_malloc = allocations;
+  counting = false;
+  std::free(memory);
+  EXPECT_EQ(with_malloc, after + 1);
+#endif
+}
+
+// Busy phases and sleeps, several connections, failed completions, early ones and orphans: all of
+// it is data path.
+TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
+  constexpr std::uint64_t kWarmUp = 10'000, kMany = 100'000;
+  constexpr std::uint32_t kConnections = 4;
+  const auto [order, drive] = GetParam();
+  DispatcherConfig config = small_config(2, WaitMode::event, drive);
+  config.pollers.hot_rounds = 2;
+  auto dispatcher = start(config);
+  auto source = std::make_shared<SyntheticSource>(256);
+  std::atomic<std::uint64_t> handled{0};
+  auto handle = dispatcher->attach(
+      source, {.order = order},
+      [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
+  ASSERT_TRUE(handle.ok());
+  std::vector<std::shared_ptr<ConnectionHandle>> connections;
+  for (std::uint32_t qp = 0; order == Order::per_connection && qp < kConnections; ++qp) {
+    auto connection = dispatcher->attach_queue_pair(qp, {.receive_source = *handle});
+    ASSERT_TRUE(connection.ok());
+    connections.push_back(*connection);
+  }
+  if (drive == Drive::host) run_all_once(*dispatcher);
+  ASSERT_TRUE(eventually(
+      [&] { return dispatcher->counters().pollers[0].commands == 1 + connections.size(); }));
+
+  std::uint64_t made = 0;
+  const auto flow = [&](std::uint64_t until) {
+    const auto end = std::chrono::steady_clock::now() + 4 * kGenerous;
+    while (handled + dispatcher->counters().pollers[0].orphans < until &&
+           std::chrono::steady_clock::now() < end) {
+      // Now a burst, now one alone; at times an unknown queue pair.
+      counting = true;
+      for (std::uint64_t burst = made % 50; made < until; --burst) {
+        if (!source->complete(static_cast<std::uint32_t>(made % (kConnections + (made % 16 == 0))),
+                              made))
+          break;
+        ++made;
+        if (burst == 0) break;
+      }
+      if (drive == Drive::host) {
+        run_all_once(*dispatcher);
+        for (Runnable* part : {&dispatcher->poller(0), &dispatcher->worker(0),
+                               &dispatcher->worker(1), &dispatcher->control()}) {
+          if (part->prepare_to_wait()) part->finish_wait();
+        }
+      } else {
+        std::this_thread::yield();
+      }
+      counting = false;  // counters() allocates
+    }
+    return handled + dispatcher->counters().pollers[0].orphans == until;
+  };
+  ASSERT_TRUE(flow(kWarmUp));
+  allocations = 0;
+  ASSERT_TRUE(flow(kWarmUp + kMany));
+  EXPECT_EQ(allocations, 0u) << "while " << kMany << " completions flowed";
+  if (drive == Drive::host) {
+    for (auto& connection : connections) detach_by_running(*dispatcher, *connection);
+  }
+}
+
+TEST(AllocationsOfHeldCompletions, AreNone) {
+  auto dispatcher = start(small_config(1, WaitMode::event, Drive::host));
+  std::vector<std::shared_ptr<SyntheticSource>> sources;
+  std::vector<std::shared_ptr<SourceHandle>> handles;
+  std::vector<SetupTicket> tickets;
+  for (int i = 0; i < 40; ++i) {
+    sources.push_back(std::make_shared<SyntheticSource>(64));
+    auto handle = dispatcher->attach(sources.back(), {}, [](auto, const auto&) noexcept {});
+    ASSERT_TRUE(handle.ok());
+    handles.push_back(*handle);
+    tickets.push_back(dispatcher->expect_connection(**handle));
+  }
+  for (int i = 0; i < 10; ++i) run_all_once(*dispatcher);
+  counting = true;
+  allocations = 0;
+  for (const auto& source : sources) {
+    for (std::uint64_t i = 0; i < 30; ++i) {
+      if (!source->complete(1, i)) break;
+    }
+  }
+  for (int i = 0; i < 50; ++i) run_all_once(*dispatcher);
+  counting = false;
+  EXPECT_EQ(allocations, 0u);
+  EXPECT_EQ(dispatcher->counters().pollers[0].early, 40u * 30u);
+}
+
+}  // namespace
+}  // namespace sluice::testing

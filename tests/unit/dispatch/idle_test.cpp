@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "sluice_test/dispatch_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+std::chrono::microseconds cpu_time() {
+  rusage usage{};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  const auto of = [](const timeval& t) {
+    return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec);
+  };
+  return of(usage.ru_utime) + of(usage.ru_stime);
+}
+
+// S1: an idle service burns whole cores.
+TEST(Idle, AThousandSourcesOnThreePollersUseUnderOnePercentOfACore) {
+  DispatcherConfig config = small_config(4);
+  config.pollers.count = 3;
+  config.pollers.sources_max = 400;
+  auto dispatcher = start(config);
+  std::vector<std::shared_ptr<SyntheticSource>> sources;
+  std::atomic<std::uint64_t> handled{0};
+  for (int i = 0; i < 1000; ++i) {
+    sources.push_back(std::make_shared<SyntheticSource>(16));
+    auto handle = dispatcher->attach(
+        sources.back(), {.order = Order::none},
+        [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
+    ASSERT_TRUE(handle.ok()) << handle.status().to_string();
+  }
+  ASSERT_TRUE(eventually([&] {
+    const auto counters = dispatcher->counters();
+    return std::all_of(counters.pollers.begin(), counters.pollers.end(),
+                       [](const auto& poller) {
+                         return poller.sources > 300 && poller.hot_sources == 0;
+                       }) &&
+           std::all_of(counters.workers.begin(), counters.workers.end(),
+                       [](const auto& w) { return w.parks > 0; });
+  }));
+  // What it costs is measured over wall time: there is nothing to wait for.
+  constexpr auto kWall = std::chrono::seconds(2);
+  const auto before = cpu_time();
+  std::this_thread::sleep_for(kWall);
+  const auto used = cpu_time() - before;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  constexpr int kPercent = 5;  // the sanitizer's own background thread
+#else
+  constexpr int kPercent = 1;
+#endif
+  EXPECT_LT(used, std::chrono::microseconds(kWall) * kPercent / 100);
+  // And it is awake when it is needed.
+  for (const auto& source : sources) ASSERT_TRUE(source->complete(1, 1));
+  EXPECT_TRUE(eventually([&] { return handled == sources.size(); }));
+}
+
+}  // namespace
+}  // namespace sluice::testing
