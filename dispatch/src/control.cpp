@@ -364,6 +364,9 @@ void Control::report_end(const std::shared_ptr<ConnectionState>& connection,
                          rpma::ConnectionEvent event) {
   connection->down.store(true, std::memory_order_relaxed);
   if (std::exchange(connection->event_told, true)) return;
+  // The peer is gone, but the queue pair may not know it for many retries: what is posted now would
+  // only wait for its flush.
+  if (connection->connection != nullptr) connection->connection->send_credits().close();
   if (connection->on_event) connection->on_event(connection->id, event);
 }
 

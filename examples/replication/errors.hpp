@@ -15,7 +15,7 @@ enum ExitCode : int {
   kExitFile = 3,      ///< the input, an output or the JSON file
   kExitRdma = 4,      ///< device, address, port, refused connection, limits
   kExitQuorum = 5,    ///< too few replicas are left; a replica: its primary is gone
-  kExitDiffers = 6,   ///< a copy is not identical
+  kExitDiffers = 6,   ///< a copy is not identical, or the device failed
   kExitTimeout = 7,   ///< nothing moved for --timeout seconds
 };
 
@@ -29,6 +29,7 @@ inline int exit_code_of(const sluice::Status& status) noexcept {
     case permission_denied: return kExitFile;
     case connection_lost: return kExitQuorum;
     case timed_out: return kExitTimeout;
+    case device_failed: return kExitDiffers;
     case internal: return kExitInternal;
     default: return kExitRdma;
   }

@@ -34,7 +34,7 @@ int finish(const Status& outcome, Interrupts& interrupts, bool quiet = false) {
 int run_replica(const Options& options) {
   Interrupts interrupts;
   Starter starter(options.control_fd);
-  Status outcome = ensure_descriptors(16);
+  Status outcome = ensure_descriptors(options.connections_max);
   if (outcome.ok()) outcome = Replica(options, interrupts, starter).run();
   if (outcome.ok() && !starter.present()) fmt::print("identical   {}\n", options.output);
   return finish(outcome, interrupts, starter.present());
@@ -80,8 +80,8 @@ Status ship(const Options& options, const InputFile& input, std::vector<ReplicaT
     for (std::size_t i = 0; i < summary.replicas.size(); ++i)
       if (summary.replicas[i].report)
         summary.replicas[i].copy = folder->copy_name(static_cast<std::uint32_t>(i));
-  if (outcome.ok() || outcome.code() == StatusCode::connection_lost ||
-      outcome.code() == StatusCode::timed_out || outcome.code() == StatusCode::internal)
+  // Not when it never came to shipping: then the one line on stderr says it all.
+  if (summary.shipped && outcome.code() != StatusCode::cancelled)
     fmt::print("{}", to_text(summary, options));
   std::fflush(stdout);
   if (json) {

@@ -42,7 +42,7 @@ constexpr const char* kFooter =
     "  3  the input, an output or the JSON file\n"
     "  4  RDMA: device, address, port, refused connection, limits\n"
     "  5  too few replicas are left for the quorum; a replica: its primary is gone\n"
-    "  6  a copy is not identical\n"
+    "  6  a copy is not identical, or the device failed\n"
     "  7  nothing moved for --timeout seconds\n"
     "  128+N  ended by signal N\n"
     "\n"
@@ -149,6 +149,9 @@ void add_options_of_replica(CLI::App& app, Options& options) {
       ->required()
       ->type_name("ADDR:PORT");
   app.add_option("--output", options.output, "where the copy goes")->required()->type_name("FILE");
+  app.add_option("--connections-max", options.connections_max,
+                 "connections a primary may make, 1 to 1024 (default: 16)")
+      ->type_name("N");
   app.add_option("--receive-depth", options.receive_depth,
                  "receives on the shared receive queue, for all connections\n"
                  "together, 1 to 65536 (default: 16 to 512, as many as fit into 8 MiB)")
@@ -223,6 +226,8 @@ Status validate_primary(const Options& options) {
 Status validate_replica(const Options& options) {
   SLUICE_RETURN_IF_ERROR(parse_host_port(options.listen, true).status());
   if (options.output.empty()) return bad_option("--output", "''", "takes a file name");
+  SLUICE_RETURN_IF_ERROR(
+      check_range("--connections-max", options.connections_max, 1, kConnectionsMax));
   return check_range("--receive-depth", options.effective_receive_depth(), 1, kReceiveDepthMax);
 }
 

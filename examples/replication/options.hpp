@@ -40,6 +40,7 @@ struct Options {
   // A replica's.
   std::string listen;
   std::string output;
+  std::uint32_t connections_max = 16;
   std::optional<std::uint32_t> receive_depth;  ///< unset: as many as fit into 8 MiB, 16..512
   int control_fd = -1;  ///< the starter's end of the socket pair; -1: started by hand
 

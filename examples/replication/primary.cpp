@@ -362,7 +362,7 @@ Status Primary::drop_the_lost() {
   const auto stalled = std::ranges::any_of(
       replicas_, [](const auto& replica) { return replica->down() == ReplicaLink::Down::stalled; });
   return Status(
-      differs   ? StatusCode::internal
+      differs   ? StatusCode::device_failed
       : stalled ? StatusCode::timed_out
                 : StatusCode::connection_lost,
       fmt::format("no quorum any more: {} of {} replicas are left and it takes {}; {} of {} "
@@ -376,6 +376,7 @@ std::uint32_t Primary::count_up() const noexcept {
 }
 
 void Primary::fill_in(Summary& summary) const {
+  summary.shipped = started_ != Clock::time_point{};
   summary.input_path = input_.path();
   summary.input_bytes = input_.size();
   summary.input_digest = digest_;

@@ -53,6 +53,8 @@ std::vector<std::string> replica_arguments(const Options& options, std::uint32_t
       copy_name,
       "--control-fd",
       std::to_string(control_fd),
+      "--connections-max",
+      std::to_string(options.connections),
       "--receive-depth",
       std::to_string(options.connections * options.effective_window()),
       "--record-size",

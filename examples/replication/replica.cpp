@@ -96,9 +96,7 @@ Status Replica::open_device(const HostPort& where) {
 }
 
 Status Replica::start_dispatcher() {
-  // As many connections as there are credits: with fewer than one each they could not move.
-  const std::uint32_t connections_max = std::min(options_.effective_receive_depth(), 1024U);
-  auto dispatcher = sluice::Dispatcher::start(options_.dispatcher_config(connections_max));
+  auto dispatcher = sluice::Dispatcher::start(options_.dispatcher_config(options_.connections_max));
   if (!dispatcher) return dispatcher.status();
   dispatcher_ = std::move(*dispatcher);
 
@@ -196,6 +194,9 @@ Status Replica::admit(const Hello& hello) {
   if (hello.record_size > options_.record_size)
     return refuse(fmt::format("its records have {} bytes, and --record-size {} is what fits here",
                               hello.record_size, options_.record_size));
+  if (hello.connections > options_.connections_max)
+    return refuse(fmt::format("it wants {} connections, and --connections-max is {}",
+                              hello.connections, options_.connections_max));
   if (hello.connections > options_.effective_receive_depth())
     return refuse(fmt::format("{} connections cannot share {} receives: raise --receive-depth",
                               hello.connections, options_.effective_receive_depth()));
@@ -388,7 +389,7 @@ Status Replica::finish_copy() {
   const EndOfStream& end = *log_->end();
   if (file.size() != end.bytes || *digest != end.digest) {
     report_.outcome = Report::Outcome::differs;
-    return Status(StatusCode::internal,
+    return Status(StatusCode::device_failed,
                   fmt::format("the copy has {} bytes and SHA-256 {}, the original {} bytes and {}",
                               file.size(), to_hex(*digest), end.bytes, to_hex(end.digest)));
   }

@@ -20,6 +20,7 @@ namespace replicate {
 
 /// All that is shown at the end, as text and as JSON.
 struct Summary {
+  bool shipped = false;  ///< it came to shipping: all replicas were connected
   std::string input_path;
   std::uint64_t input_bytes = 0;
   std::optional<Digest> input_digest;  ///< when all of it was read

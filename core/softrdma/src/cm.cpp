@@ -30,7 +30,8 @@ socklen_t address_size(const sockaddr* address) noexcept {
 
 __be16 port_of(const sockaddr* address) noexcept {
   if (address->sa_family == AF_INET) return reinterpret_cast<const sockaddr_in*>(address)->sin_port;
-  if (address->sa_family == AF_INET6) return reinterpret_cast<const sockaddr_in6*>(address)->sin6_port;
+  if (address->sa_family == AF_INET6)
+    return reinterpret_cast<const sockaddr_in6*>(address)->sin6_port;
   return 0;
 }
 
@@ -53,7 +54,8 @@ int bound_socket(const CmId& id, const sockaddr* address) noexcept {
   const int fd = ::socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int on = 1;
-  // A server that restarts must not wait for its predecessor's connections; a living listener still takes the port.
+  // A server that restarts must not wait for its predecessor's connections; a living listener still
+  // takes the port.
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (id.only_v6_set && address->sa_family == AF_INET6) {
     const int only = id.only_v6 ? 1 : 0;
@@ -135,8 +137,10 @@ wire::ConnParam wire_param(const rdma_conn_param* param, bool srq) noexcept {
   out.retry_count = 7;
   out.rnr_retry_count = 7;
   if (param != nullptr) {
-    out.responder_resources = static_cast<std::uint8_t>(std::min<std::uint32_t>(param->responder_resources, kReadsMax));
-    out.initiator_depth = static_cast<std::uint8_t>(std::min<std::uint32_t>(param->initiator_depth, kReadsMax));
+    out.responder_resources =
+        static_cast<std::uint8_t>(std::min<std::uint32_t>(param->responder_resources, kReadsMax));
+    out.initiator_depth =
+        static_cast<std::uint8_t>(std::min<std::uint32_t>(param->initiator_depth, kReadsMax));
     out.flow_control = param->flow_control;
     out.retry_count = std::min<std::uint8_t>(param->retry_count, 7);
     out.rnr_retry_count = std::min<std::uint8_t>(param->rnr_retry_count, 7);
@@ -148,7 +152,8 @@ wire::ConnParam wire_param(const rdma_conn_param* param, bool srq) noexcept {
 void destroy_cqs(CmId& id) noexcept {
   if (id.owns_cqs) {
     if (id.base.recv_cq != nullptr) ibv_destroy_cq(id.base.recv_cq);
-    if (id.base.send_cq != nullptr && id.base.send_cq != id.base.recv_cq) ibv_destroy_cq(id.base.send_cq);
+    if (id.base.send_cq != nullptr && id.base.send_cq != id.base.recv_cq)
+      ibv_destroy_cq(id.base.send_cq);
     if (id.base.recv_cq_channel != nullptr) ibv_destroy_comp_channel(id.base.recv_cq_channel);
     if (id.base.send_cq_channel != nullptr) ibv_destroy_comp_channel(id.base.send_cq_channel);
     id.base.recv_cq = id.base.send_cq = nullptr;
@@ -167,11 +172,15 @@ int create_cqs(CmId& id, ibv_qp_init_attr_ex& attr) noexcept {
     return cq != nullptr;
   };
   if (attr.recv_cq == nullptr) {
-    if (id.base.recv_cq == nullptr && !make(attr.cap.max_recv_wr, id.base.recv_cq_channel, id.base.recv_cq)) return -1;
+    if (id.base.recv_cq == nullptr &&
+        !make(attr.cap.max_recv_wr, id.base.recv_cq_channel, id.base.recv_cq))
+      return -1;
     attr.recv_cq = id.base.recv_cq;
   }
   if (attr.send_cq == nullptr) {
-    if (id.base.send_cq == nullptr && !make(attr.cap.max_send_wr, id.base.send_cq_channel, id.base.send_cq)) return -1;
+    if (id.base.send_cq == nullptr &&
+        !make(attr.cap.max_send_wr, id.base.send_cq_channel, id.base.send_cq))
+      return -1;
     attr.send_cq = id.base.send_cq;
   }
   return 0;
@@ -185,7 +194,8 @@ void read_addresses(int fd, rdma_cm_id& id) noexcept {
   ::getpeername(fd, &id.route.addr.dst_addr, &size);
 }
 
-// ---------------------------------------------------------------------------------------------- listener
+// ----------------------------------------------------------------------------------------------
+// listener
 
 Listener::~Listener() {
   if (fd_ >= 0) ::close(fd_);
@@ -221,7 +231,8 @@ void Listener::on_events(std::uint32_t) noexcept {
       if (fd < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           // The listening socket stays readable: looking away for a while beats spinning.
-          log_line(LogLevel::kError, "no descriptor for a new connection (errno %d); trying again in 100 ms", errno);
+          log_line(LogLevel::kError,
+                   "no descriptor for a new connection (errno %d); trying again in 100 ms", errno);
           globals().engine.modify(token_, fd_, 0);
           globals().engine.arm_timer(now_ns() + 100 * kMillisecond, weak_from_this(), 0, 0);
         }
@@ -359,7 +370,8 @@ using namespace softrdma;
 
 extern "C" {
 
-// ---------------------------------------------------------------------------------------------- channels and events
+// ----------------------------------------------------------------------------------------------
+// channels and events
 
 rdma_event_channel* rdma_create_event_channel() {
   if (Faults::instance().fails(FaultPoint::kCreateEventChannel)) return nullptr;
@@ -398,9 +410,11 @@ int rdma_ack_cm_event(rdma_cm_event* base) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- ids
+// ----------------------------------------------------------------------------------------------
+// ids
 
-int rdma_create_id(rdma_event_channel* channel, rdma_cm_id** out, void* context, rdma_port_space ps) {
+int rdma_create_id(rdma_event_channel* channel, rdma_cm_id** out, void* context,
+                   rdma_port_space ps) {
   if (channel != nullptr && !from(channel)->usable(__func__)) return -1;
   if (Faults::instance().fails(FaultPoint::kCreateId)) return -1;
   if (ps != RDMA_PS_TCP) {
@@ -463,7 +477,8 @@ int rdma_migrate_id(rdma_cm_id* base, rdma_event_channel* to) {
     base->channel = &target->base;
     id->synchronous = to == nullptr;
     for (CmEvent* event : queued) {
-      if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST) event->event.id->channel = &target->base;
+      if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+        event->event.id->channel = &target->base;
       target->events.push(event);
     }
   }
@@ -554,7 +569,8 @@ int rdma_listen(rdma_cm_id* base, int /*backlog*/) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- queue pairs of ids
+// ----------------------------------------------------------------------------------------------
+// queue pairs of ids
 
 int rdma_create_qp_ex(rdma_cm_id* base, ibv_qp_init_attr_ex* attr) {
   CmId* id = from(base);
@@ -618,14 +634,15 @@ int rdma_create_srq(rdma_cm_id* base, ibv_pd* pd, ibv_srq_init_attr* attr) {
   return 0;
 }
 int rdma_create_srq_ex(rdma_cm_id* base, ibv_srq_init_attr_ex* attr) {
-  if ((attr->comp_mask & ~static_cast<std::uint32_t>(IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE)) != 0 ||
+  if ((attr->comp_mask &
+       ~static_cast<std::uint32_t>(IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE)) != 0 ||
       ((attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) != 0 && attr->srq_type != IBV_SRQT_BASIC)) {
     unsupported(__func__, "shared receive queues other than basic ones");
     return -1;
   }
   ibv_srq_init_attr basic{attr->srq_context, attr->attr};
-  const int result =
-      rdma_create_srq(base, (attr->comp_mask & IBV_SRQ_INIT_ATTR_PD) != 0 ? attr->pd : nullptr, &basic);
+  const int result = rdma_create_srq(
+      base, (attr->comp_mask & IBV_SRQ_INIT_ATTR_PD) != 0 ? attr->pd : nullptr, &basic);
   attr->attr = basic.attr;
   return result;
 }
@@ -637,7 +654,9 @@ void rdma_destroy_srq(rdma_cm_id* base) {
 
 int rdma_create_ep(rdma_cm_id** out, rdma_addrinfo* res, ibv_pd* pd, ibv_qp_init_attr* attr) {
   rdma_cm_id* base = nullptr;
-  if (rdma_create_id(nullptr, &base, nullptr, static_cast<rdma_port_space>(res->ai_port_space)) != 0) return -1;
+  if (rdma_create_id(nullptr, &base, nullptr, static_cast<rdma_port_space>(res->ai_port_space)) !=
+      0)
+    return -1;
   CmId* id = from(base);
   int result = 0;
   if ((res->ai_flags & RAI_PASSIVE) != 0) {
@@ -701,7 +720,8 @@ int rdma_get_request(rdma_cm_id* listen, rdma_cm_id** out) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- connections
+// ----------------------------------------------------------------------------------------------
+// connections
 
 int rdma_connect(rdma_cm_id* base, rdma_conn_param* param) {
   CmId* id = from(base);
@@ -712,7 +732,8 @@ int rdma_connect(rdma_cm_id* base, rdma_conn_param* param) {
   int fd = id->socket;
   id->socket = -1;
   if (fd < 0) {
-    fd = ::socket(base->route.addr.dst_addr.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    fd = ::socket(base->route.addr.dst_addr.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                  0);
     if (fd < 0) return -1;
   }
   {
@@ -725,7 +746,8 @@ int rdma_connect(rdma_cm_id* base, rdma_conn_param* param) {
       std::memcpy(endpoint.request_private.data(), param->private_data, param->private_data_len);
     }
     id->state = IdState::kConnected;
-    const int error = endpoint.connect(fd, &base->route.addr.dst_addr, address_size(&base->route.addr.dst_addr));
+    const int error =
+        endpoint.connect(fd, &base->route.addr.dst_addr, address_size(&base->route.addr.dst_addr));
     if (error != 0) return fail(error);
   }
   return complete(*id);
@@ -794,10 +816,15 @@ int rdma_disconnect(rdma_cm_id* base) {
   return waits ? complete(*id) : 0;
 }
 
-// ---------------------------------------------------------------------------------------------- addresses, options
+// ----------------------------------------------------------------------------------------------
+// addresses, options
 
-__be16 rdma_get_src_port(rdma_cm_id* id) { return port_of(&id->route.addr.src_addr); }
-__be16 rdma_get_dst_port(rdma_cm_id* id) { return port_of(&id->route.addr.dst_addr); }
+__be16 rdma_get_src_port(rdma_cm_id* id) {
+  return port_of(&id->route.addr.src_addr);
+}
+__be16 rdma_get_dst_port(rdma_cm_id* id) {
+  return port_of(&id->route.addr.dst_addr);
+}
 
 int rdma_set_option(rdma_cm_id* base, int level, int name, void* value, std::size_t size) {
   CmId* id = from(base);
@@ -833,7 +860,9 @@ ibv_context** rdma_get_devices(int* count) {
   if (count != nullptr) *count = 1;
   return list;
 }
-void rdma_free_devices(ibv_context** list) { std::free(list); }
+void rdma_free_devices(ibv_context** list) {
+  std::free(list);
+}
 
 int rdma_init_qp_attr(rdma_cm_id* base, ibv_qp_attr* attr, int* mask) {
   CmId* id = from(base);
@@ -846,27 +875,30 @@ int rdma_init_qp_attr(rdma_cm_id* base, ibv_qp_attr* attr, int* mask) {
   switch (state) {
     case IBV_QPS_INIT:
       attr->port_num = 1;
-      attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+      attr->qp_access_flags =
+          IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
       *mask |= IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
       return 0;
     case IBV_QPS_RTR:
       attr->path_mtu = IBV_MTU_4096;
       attr->dest_qp_num = id->endpoint->remote_qpn;
       attr->max_dest_rd_atomic = kReadsMax;
-      *mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-               IBV_QP_MIN_RNR_TIMER;
+      *mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
       return 0;
     case IBV_QPS_RTS:
       attr->rnr_retry = id->endpoint->remote_param.rnr_retry_count;
       attr->retry_cnt = id->endpoint->remote_param.retry_count;
       attr->max_rd_atomic = kReadsMax;
-      *mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+      *mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+               IBV_QP_MAX_QP_RD_ATOMIC;
       return 0;
     default: return fail(EINVAL);
   }
 }
 
-int rdma_getaddrinfo(const char* node, const char* service, const rdma_addrinfo* hints, rdma_addrinfo** out) {
+int rdma_getaddrinfo(const char* node, const char* service, const rdma_addrinfo* hints,
+                     rdma_addrinfo** out) {
   if (node == nullptr && service == nullptr && hints == nullptr) return fail(EINVAL);
   addrinfo want{};
   want.ai_socktype = SOCK_STREAM;
@@ -925,6 +957,8 @@ void rdma_freeaddrinfo(rdma_addrinfo* list) {
   }
 }
 
-int rdma_notify(rdma_cm_id*, ibv_event_type) { return 0; }
+int rdma_notify(rdma_cm_id*, ibv_event_type) {
+  return 0;
+}
 
 }  // extern "C"

@@ -10,7 +10,8 @@ namespace softrdma {
 
 struct CmEvent {
   rdma_cm_event event{};
-  CmId* account = nullptr;  // whose destruction waits for the acknowledgement: the listener's for a request
+  CmId* account =
+      nullptr;  // whose destruction waits for the acknowledgement: the listener's for a request
   std::uint8_t private_data[256] = {};
 };
 
@@ -20,7 +21,14 @@ struct EventChannel : Owned {
 };
 
 /// What the application has done with an id before it connects; from then on Endpoint::link tells.
-enum class IdState : std::uint8_t { kIdle, kBound, kAddressResolved, kRouteResolved, kListening, kConnected };
+enum class IdState : std::uint8_t {
+  kIdle,
+  kBound,
+  kAddressResolved,
+  kRouteResolved,
+  kListening,
+  kConnected
+};
 
 struct CmId : Owned {
   rdma_cm_id base{};
@@ -46,16 +54,22 @@ struct CmId : Owned {
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
-inline CmId* from(rdma_cm_id* p) noexcept { return object_from<CmId>(p, offsetof(CmId, base)); }
+inline CmId* from(rdma_cm_id* p) noexcept {
+  return object_from<CmId>(p, offsetof(CmId, base));
+}
 inline EventChannel* from(rdma_event_channel* p) noexcept {
   return object_from<EventChannel>(p, offsetof(EventChannel, base));
 }
-inline CmEvent* from(rdma_cm_event* p) noexcept { return object_from<CmEvent>(p, offsetof(CmEvent, event)); }
+inline CmEvent* from(rdma_cm_event* p) noexcept {
+  return object_from<CmEvent>(p, offsetof(CmEvent, event));
+}
 #pragma GCC diagnostic pop
-inline EventChannel* CmId::channel() noexcept { return base.channel != nullptr ? from(base.channel) : nullptr; }
+inline EventChannel* CmId::channel() noexcept {
+  return base.channel != nullptr ? from(base.channel) : nullptr;
+}
 
-/// A listening socket. Accepted sockets become endpoints that wait for their request; one that stays silent for
-/// kRequestTimeoutMs, or above kPendingMax, is closed.
+/// A listening socket. Accepted sockets become endpoints that wait for their request; one that
+/// stays silent for kRequestTimeoutMs, or above kPendingMax, is closed.
 class Listener final : public Pollable, public std::enable_shared_from_this<Listener> {
  public:
   Listener(CmId* id, int fd) noexcept : cm(id), fd_(fd) {}
@@ -63,7 +77,8 @@ class Listener final : public Pollable, public std::enable_shared_from_this<List
   [[nodiscard]] bool start() noexcept;
   void stop() noexcept;
   /// A complete request came on `endpoint`, whose lock is held. Makes the new id and its event.
-  [[nodiscard]] bool request(Endpoint& endpoint, std::span<const std::uint8_t> private_data) noexcept;
+  [[nodiscard]] bool request(Endpoint& endpoint,
+                             std::span<const std::uint8_t> private_data) noexcept;
   void forget() noexcept { pending_.fetch_sub(1, std::memory_order_relaxed); }
 
   void on_events(std::uint32_t events) noexcept override;

@@ -20,7 +20,8 @@ using wire::NakCode;
 
 namespace {
 bool is_answered(ibv_wr_opcode opcode) noexcept {
-  return opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+  return opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+         opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 }  // namespace
 
@@ -30,14 +31,16 @@ Endpoint::~Endpoint() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-// ---------------------------------------------------------------------------------------------- socket
+// ----------------------------------------------------------------------------------------------
+// socket
 
 int Endpoint::adopt(int fd, LinkState state) {
   if (!out_) out_.reset(new std::uint8_t[kOutSize]);
   int on = 1;
   // Fails harmlessly on the socket pairs of queue pairs that are wired by hand.
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  unsigned int user_timeout_ms = 5000;  // a host that vanished: TCP's own limit is a quarter of an hour
+  // A host that vanished: TCP's own limit is a quarter of an hour.
+  const unsigned int user_timeout_ms = globals().timing.silence_ms;
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
   fd_ = fd;
   link = state;
@@ -48,7 +51,8 @@ int Endpoint::adopt(int fd, LinkState state) {
   random_ = faults.stream(1, ordinal);
   const Range drop = faults.plan().drop_after;
   cut_at_message_ = drop.set();
-  messages_left_ = drop.set() ? std::max<std::uint64_t>(1, random_.between(drop.low, drop.high)) : 0;
+  messages_left_ =
+      drop.set() ? std::max<std::uint64_t>(1, random_.between(drop.low, drop.high)) : 0;
   want_output_ = state == LinkState::kConnecting;
   globals().counters.links.fetch_add(1, std::memory_order_relaxed);
   token_ = globals().engine.add(fd, EPOLLIN | (want_output_ ? EPOLLOUT : 0U), shared_from_this());
@@ -81,9 +85,10 @@ int Endpoint::connect(int fd, const sockaddr* to, socklen_t size) {
   const int error = result == 0 ? 0 : errno;
   if (error != 0 && error != EINPROGRESS) {
     ::close(fd);
-    // Local trouble of the same kind as an answer from the network becomes an event, as it would with a device.
-    if (error == ECONNREFUSED || error == ENETUNREACH || error == EHOSTUNREACH || error == ETIMEDOUT ||
-        error == EADDRNOTAVAIL) {
+    // Local trouble of the same kind as an answer from the network becomes an event, as it would
+    // with a device.
+    if (error == ECONNREFUSED || error == ENETUNREACH || error == EHOSTUNREACH ||
+        error == ETIMEDOUT || error == EADDRNOTAVAIL) {
       link = LinkState::kConnecting;
       lose_link(error);
       return 0;
@@ -111,13 +116,15 @@ void Endpoint::finish_connect() {
   ++link_epoch_;
   link = LinkState::kRequestSent;
   if (cm != nullptr) read_addresses(fd_, cm->base);
-  control(FrameType::kConnectRequest, local_qpn, &local_param, request_private.data(), request_private.size(),
-          wire::kRequestPrivateSize);
+  control(FrameType::kConnectRequest, local_qpn, &local_param, request_private.data(),
+          request_private.size(), wire::kRequestPrivateSize);
   timer(kReplyTimer, link_epoch_, globals().timing.reply_ms);
   flush(kEngineBudget);
 }
 
-void Endpoint::read_socket_addresses(rdma_cm_id& id) const noexcept { read_addresses(fd_, id); }
+void Endpoint::read_socket_addresses(rdma_cm_id& id) const noexcept {
+  read_addresses(fd_, id);
+}
 
 void Endpoint::close_socket() {
   if (fd_ < 0) return;
@@ -136,7 +143,8 @@ void Endpoint::want_output(bool wanted) {
   if (!held_) globals().engine.modify(token_, fd_, EPOLLIN | (wanted ? EPOLLOUT : 0U));
 }
 
-/// Delays and reordering: this connection's input waits while the others' goes on. Order within it stays.
+/// Delays and reordering: this connection's input waits while the others' goes on. Order within it
+/// stays.
 void Endpoint::hold_input() {
   const FaultPlan& plan = Faults::instance().plan();
   if (!plan.any || link == LinkState::kConnecting) return;
@@ -204,12 +212,14 @@ void Endpoint::on_timer(int kind, std::uint64_t argument) noexcept {
   }
 }
 
-// ---------------------------------------------------------------------------------------------- connection
+// ----------------------------------------------------------------------------------------------
+// connection
 
 int Endpoint::accept(const void* private_data, std::size_t size) {
   if (link != LinkState::kRequestReceived) return EINVAL;
   link = LinkState::kReplySent;
-  control(FrameType::kConnectReply, local_qpn, &local_param, private_data, size, wire::kReplyPrivateSize);
+  control(FrameType::kConnectReply, local_qpn, &local_param, private_data, size,
+          wire::kReplyPrivateSize);
   flush(kPosterBudget);
   return 0;
 }
@@ -233,7 +243,8 @@ int Endpoint::disconnect() {
       link = LinkState::kDisconnectSent;
       control(FrameType::kDisconnectRequest, 0, nullptr, nullptr, 0, 0);
       flush(kPosterBudget);
-      if (link == LinkState::kDisconnectSent) timer(kDreqTimer, link_epoch_, globals().timing.dreq_ms);
+      if (link == LinkState::kDisconnectSent)
+        timer(kDreqTimer, link_epoch_, globals().timing.dreq_ms);
       return 0;
     case LinkState::kDisconnectReceived:
       link = LinkState::kClosed;
@@ -265,7 +276,8 @@ void Endpoint::abandon() {
     close_socket();
     return;
   }
-  // Closing with input unread would reset the connection and could lose the answers that are still on their way out.
+  // Closing with input unread would reset the connection and could lose the answers that are still
+  // on their way out.
   if (!lingering_) {
     lingering_ = true;
     ++link_epoch_;
@@ -305,9 +317,7 @@ void Endpoint::lose_link(int error) {
         post_cm(RDMA_CM_EVENT_REJECTED, kRejectNoListener);
       }
       return;
-    case LinkState::kRequestReceived:
-      post_cm(RDMA_CM_EVENT_REJECTED, kRejectTimeout);
-      return;
+    case LinkState::kRequestReceived: post_cm(RDMA_CM_EVENT_REJECTED, kRejectTimeout); return;
     case LinkState::kReplyReceived:
     case LinkState::kReplySent:
       post_cm(RDMA_CM_EVENT_REJECTED, kRejectByConsumer);
@@ -324,7 +334,8 @@ void Endpoint::lose_link(int error) {
     case LinkState::kDisconnectReceived: ended(); break;
     default: break;
   }
-  // The event alone leaves the queue pair as it is; sends that nobody will acknowledge fail like any retry.
+  // The event alone leaves the queue pair as it is; sends that nobody will acknowledge fail like
+  // any retry.
   if (qp != nullptr && qp->state == IBV_QPS_RTS && qp->sq_head != qp->sq_tail) arm_retry();
 }
 
@@ -361,16 +372,18 @@ void Endpoint::post_cm(rdma_cm_event_type type, int status, const void* data, st
   cm->channel()->events.push(event);
 }
 
-// ---------------------------------------------------------------------------------------------- output
+// ----------------------------------------------------------------------------------------------
+// output
 
 void Endpoint::put(const wire::Header& header) {
-  wire::encode(header, std::span<std::uint8_t, wire::kHeaderSize>(out_.get() + out_end_, wire::kHeaderSize));
+  wire::encode(
+      header, std::span<std::uint8_t, wire::kHeaderSize>(out_.get() + out_end_, wire::kHeaderSize));
   out_end_ += wire::kHeaderSize;
   globals().counters.frames_sent.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Endpoint::control(FrameType type, std::uint32_t aux, const wire::ConnParam* param, const void* data,
-                       std::size_t size, std::size_t padded) {
+void Endpoint::control(FrameType type, std::uint32_t aux, const wire::ConnParam* param,
+                       const void* data, std::size_t size, std::size_t padded) {
   if (fd_ < 0) return;
   const std::size_t payload = (param != nullptr ? wire::kConnParamSize : 0) + padded;
   // The reserve is for these frames: a connection sends each of them once at most.
@@ -381,7 +394,8 @@ void Endpoint::control(FrameType type, std::uint32_t aux, const wire::ConnParam*
   header.payload_length = static_cast<std::uint32_t>(payload);
   put(header);
   if (param != nullptr) {
-    wire::encode(*param, std::span<std::uint8_t, wire::kConnParamSize>(out_.get() + out_end_, wire::kConnParamSize));
+    wire::encode(*param, std::span<std::uint8_t, wire::kConnParamSize>(out_.get() + out_end_,
+                                                                       wire::kConnParamSize));
     out_end_ += wire::kConnParamSize;
   }
   std::memset(out_.get() + out_end_, 0, padded);
@@ -457,7 +471,8 @@ bool Endpoint::emit_response() {
     }
   }
   put(header);
-  if (response.kind == Response::Kind::kAtomic) wire::store64(out_.get() + out_end_, response.address);
+  if (response.kind == Response::Kind::kAtomic)
+    wire::store64(out_.get() + out_end_, response.address);
   out_end_ += header.payload_length;
   if (done) {
     responses_head_ = (responses_head_ + 1) % kResponsesMax;
@@ -467,7 +482,8 @@ bool Endpoint::emit_response() {
 }
 
 bool Endpoint::emit_request() {
-  if (qp == nullptr || qp->state != IBV_QPS_RTS || qp->rnr_wait || qp->sq_next == qp->sq_tail || !carries_data()) {
+  if (qp == nullptr || qp->state != IBV_QPS_RTS || qp->rnr_wait || qp->sq_next == qp->sq_tail ||
+      !carries_data()) {
     return false;
   }
   SendRequest& request = qp->slot(qp->sq_next);
@@ -489,22 +505,25 @@ bool Endpoint::emit_request() {
       header.rkey = request.rkey;
       header.total = request.total;
       request.sent = request.total;
-      readable = globals().keys.check_list(qp->qp()->pd, qp->sges(qp->sq_next), Access::kLocalWrite);
+      readable =
+          globals().keys.check_list(qp->qp()->pd, qp->sges(qp->sq_next), Access::kLocalWrite);
       break;
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
-      header.type =
-          request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? FrameType::kCompareSwap : FrameType::kFetchAdd;
+      header.type = request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? FrameType::kCompareSwap
+                                                                : FrameType::kFetchAdd;
       header.address = request.remote_address;
       header.rkey = request.rkey;
       header.payload_length = 16;
       wire::store64(to, request.compare_add);
       wire::store64(to + 8, request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? request.swap : 0);
       request.sent = request.total;
-      readable = globals().keys.check_list(qp->qp()->pd, qp->sges(qp->sq_next), Access::kLocalWrite);
+      readable =
+          globals().keys.check_list(qp->qp()->pd, qp->sges(qp->sq_next), Access::kLocalWrite);
       break;
     default: {
-      const bool write = request.opcode == IBV_WR_RDMA_WRITE || request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+      const bool write =
+          request.opcode == IBV_WR_RDMA_WRITE || request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
       const bool immediate =
           request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM || request.opcode == IBV_WR_SEND_WITH_IMM;
       header.type = write ? FrameType::kWrite : FrameType::kSend;
@@ -550,7 +569,8 @@ bool Endpoint::emit_request() {
 
 bool Endpoint::fill_output() {
   const auto room = [this] {
-    return fd_ >= 0 && out_end_ + wire::kHeaderSize + wire::kFragmentMax + kControlReserve <= kOutSize;
+    return fd_ >= 0 &&
+           out_end_ + wire::kHeaderSize + wire::kFragmentMax + kControlReserve <= kOutSize;
   };
   // One of each in turn: neither the peer's reads nor our own requests starve the other.
   while (room()) {
@@ -577,11 +597,13 @@ void Endpoint::flush(std::size_t budget) {
       want_output(true);
       return;
     }
-    const ssize_t n = ::send(fd_, out_.get() + out_begin_, out_end_ - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n =
+        ::send(fd_, out_.get() + out_begin_, out_end_ - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       out_begin_ += static_cast<std::size_t>(n);
       sent += static_cast<std::size_t>(n);
-      globals().counters.bytes_sent.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+      globals().counters.bytes_sent.fetch_add(static_cast<std::uint64_t>(n),
+                                              std::memory_order_relaxed);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       want_output(true);
       return;
@@ -600,20 +622,22 @@ void Endpoint::send_posted() {
   } else if (carries_data()) {
     // With output queued the engine is at it already.
     if (out_begin_ == out_end_) flush(kPosterBudget);
-  } else if (qp->state == IBV_QPS_RTS && (link == LinkState::kClosed || link == LinkState::kDisconnectReceived ||
-                                          fd_ < 0)) {
+  } else if (qp->state == IBV_QPS_RTS &&
+             (link == LinkState::kClosed || link == LinkState::kDisconnectReceived || fd_ < 0)) {
     arm_retry();
   }
 }
 
-// ---------------------------------------------------------------------------------------------- queue pair
+// ----------------------------------------------------------------------------------------------
+// queue pair
 
 void Endpoint::make_ready_to_send() {
   qp->state = IBV_QPS_RTS;
   qp->qp()->state = IBV_QPS_RTS;
   qp->rnr_retry = remote_param.rnr_retry_count;
   qp->access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  if (local_param.responder_resources != 0) qp->access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+  if (local_param.responder_resources != 0)
+    qp->access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
   qp->attr.dest_qp_num = remote_qpn;
 }
 

@@ -20,24 +20,25 @@ class Listener;
 
 /// Where a connection stands. "Passive" is the side that listened.
 enum class LinkState : std::uint8_t {
-  kNone,                // no socket yet
-  kConnecting,          // TCP is connecting
-  kRequestSent,         // active: waits for the reply
-  kAwaitingRequest,     // passive: a socket was accepted, nothing read yet; belongs to no id
-  kRequestReceived,     // passive: the application is to accept or reject
-  kReplyReceived,       // active, id without a queue pair: the application is to call rdma_establish
-  kReplySent,           // passive: accepted; the queue pair is live, the application does not know yet
+  kNone,             // no socket yet
+  kConnecting,       // TCP is connecting
+  kRequestSent,      // active: waits for the reply
+  kAwaitingRequest,  // passive: a socket was accepted, nothing read yet; belongs to no id
+  kRequestReceived,  // passive: the application is to accept or reject
+  kReplyReceived,    // active, id without a queue pair: the application is to call rdma_establish
+  kReplySent,        // passive: accepted; the queue pair is live, the application does not know yet
   kEstablished,
   kDisconnectSent,      // we asked first and wait for the answer
   kDisconnectReceived,  // the peer asked; the application is to answer with rdma_disconnect
   kClosed,              // over; a socket may be left to carry the last bytes
 };
 
-/// One end of a connection: the socket, the connection manager's state and the queue pair's protocol, all under `mu`.
+/// One end of a connection: the socket, the connection manager's state and the queue pair's
+/// protocol, all under `mu`.
 ///
-/// It outlives both its rdma_cm_id and its queue pair while the last bytes go out. Requests, and the answers to the
-/// peer's requests, share the socket; answers go first and are bounded in number, and input is always read, so two
-/// sides that write at each other never block one another.
+/// It outlives both its rdma_cm_id and its queue pair while the last bytes go out. Requests, and
+/// the answers to the peer's requests, share the socket; answers go first and are bounded in
+/// number, and input is always read, so two sides that write at each other never block one another.
 class Endpoint final : public Pollable, public std::enable_shared_from_this<Endpoint> {
  public:
   Endpoint();
@@ -67,7 +68,8 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   int disconnect();
   /// Says goodbye and lets the engine carry out the last bytes; for an id that is being destroyed.
   void abandon();
-  /// The connection is gone: tells the application as its state demands. `error` 0: the peer closed.
+  /// The connection is gone: tells the application as its state demands. `error` 0: the peer
+  /// closed.
   void lose_link(int error);
 
   /// The queue pair goes to error and all its work is flushed; the oldest send takes `first`.
@@ -96,15 +98,32 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   // ---- Engine's thread, without `mu`.
   void on_events(std::uint32_t events) noexcept override;
   void on_timer(int kind, std::uint64_t argument) noexcept override;
-  enum Timer : int { kConnectTimer, kReplyTimer, kRequestTimer, kDreqTimer, kTimewaitTimer, kRetryTimer, kRnrTimer,
-                     kReadyTimer, kResumeTimer, kLingerTimer };
+  enum Timer : int {
+    kConnectTimer,
+    kReplyTimer,
+    kRequestTimer,
+    kDreqTimer,
+    kTimewaitTimer,
+    kRetryTimer,
+    kRnrTimer,
+    kReadyTimer,
+    kResumeTimer,
+    kLingerTimer
+  };
 
   static constexpr std::size_t kPosterBudget = 128 * 1024;
   static constexpr std::size_t kEngineBudget = 1024 * 1024;
 
  private:
   struct Response {
-    enum class Kind : std::uint8_t { kAck, kRead, kAtomic, kNak, kNotReady, kReady } kind = Kind::kAck;
+    enum class Kind : std::uint8_t {
+      kAck,
+      kRead,
+      kAtomic,
+      kNak,
+      kNotReady,
+      kReady
+    } kind = Kind::kAck;
     std::uint32_t sequence = 0;
     std::uint64_t address = 0;  // kAtomic: the value before
     std::uint32_t rkey = 0;
@@ -115,7 +134,8 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   static constexpr std::uint32_t kResponsesMax = 64;
   static constexpr std::size_t kStageMax = 256;
   static constexpr std::size_t kControlReserve = 2048;
-  static constexpr std::size_t kOutSize = 2 * (wire::kHeaderSize + wire::kFragmentMax) + kControlReserve;
+  static constexpr std::size_t kOutSize =
+      2 * (wire::kHeaderSize + wire::kFragmentMax) + kControlReserve;
 
   enum class Sink : std::uint8_t { kDiscard, kStage, kReceive, kMemory, kRead };
 
@@ -151,8 +171,8 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   void message_counted();
   // Output
   void respond(const Response& response);
-  void control(wire::FrameType type, std::uint32_t aux, const wire::ConnParam* param, const void* data,
-               std::size_t size, std::size_t padded);
+  void control(wire::FrameType type, std::uint32_t aux, const wire::ConnParam* param,
+               const void* data, std::size_t size, std::size_t padded);
   bool fill_output();
   bool emit_response();
   bool emit_request();
@@ -165,7 +185,8 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   void hold_input();
   void timer(int kind, std::uint64_t argument, std::uint32_t ms);
   void flush_completion(std::uint64_t wr_id, CompletionQueue& cq, ibv_wc_status status);
-  void post_cm(rdma_cm_event_type type, int status, const void* data = nullptr, std::size_t size = 0);
+  void post_cm(rdma_cm_event_type type, int status, const void* data = nullptr,
+               std::size_t size = 0);
   void ended();
 
   int fd_ = -1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Endpoint: what comes from the peer. The responder executes the peer's requests, the requester learns how its own
-// ended.
+// Endpoint: what comes from the peer. The responder executes the peer's requests, the requester
+// learns how its own ended.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -17,7 +17,9 @@ using wire::FrameType;
 using wire::NakCode;
 
 namespace {
-bool before(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<std::int32_t>(a - b) < 0; }
+bool before(std::uint32_t a, std::uint32_t b) noexcept {
+  return static_cast<std::int32_t>(a - b) < 0;
+}
 }  // namespace
 
 void Endpoint::on_events(std::uint32_t events) noexcept {
@@ -50,7 +52,8 @@ void Endpoint::read_input() {
   for (int round = 0; round < kRounds && fd_ >= 0; ++round) {
     const ssize_t n = ::recv(fd_, scratch.get(), kScratch, MSG_DONTWAIT);
     if (n > 0) {
-      globals().counters.bytes_received.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+      globals().counters.bytes_received.fetch_add(static_cast<std::uint64_t>(n),
+                                                  std::memory_order_relaxed);
       if (!lingering_) consume(scratch.get(), static_cast<std::size_t>(n));
       if (static_cast<std::size_t>(n) < kScratch) break;
     } else if (n == 0) {
@@ -79,7 +82,8 @@ void Endpoint::consume(const std::uint8_t* data, std::size_t size) {
       size -= wanted;
       if (in_header_size_ < wire::kHeaderSize) return;
       in_header_size_ = 0;
-      if (const char* wrong = wire::decode(std::span<const std::uint8_t, wire::kHeaderSize>(in_header_), in_)) {
+      if (const char* wrong =
+              wire::decode(std::span<const std::uint8_t, wire::kHeaderSize>(in_header_), in_)) {
         protocol_error(wrong);
         return;
       }
@@ -134,7 +138,8 @@ void Endpoint::begin_frame() {
 
 void Endpoint::payload(const std::uint8_t* data, std::size_t size) {
   if (in_.payload_length <= kStageMax && size != in_.payload_length && sink_ != Sink::kDiscard) {
-    // A small payload that came in pieces is placed in one go: an atomic write must not be seen half done.
+    // A small payload that came in pieces is placed in one go: an atomic write must not be seen
+    // half done.
     std::memcpy(stage_.data() + in_done_, data, size);
     if (in_done_ + size != in_.payload_length || sink_ == Sink::kStage) return;
     place(stage_.data(), in_.payload_length, 0);
@@ -152,7 +157,8 @@ void Endpoint::place(const std::uint8_t* data, std::size_t size, std::uint32_t a
       return;
     case Sink::kReceive: {
       const SgeSpan list{qp->receive.sge, qp->receive.num_sge};
-      if (!globals().keys.scatter(qp->qp()->pd, list, std::uint64_t{in_.offset} + at_offset, data, size)) {
+      if (!globals().keys.scatter(qp->qp()->pd, list, std::uint64_t{in_.offset} + at_offset, data,
+                                  size)) {
         fail_receive(IBV_WC_LOC_PROT_ERR);
         sink_ = Sink::kDiscard;
       }
@@ -160,7 +166,8 @@ void Endpoint::place(const std::uint8_t* data, std::size_t size, std::uint32_t a
     }
     case Sink::kMemory: {
       const std::uint64_t at = message_.address + in_.offset + at_offset;
-      if (!globals().keys.write(qp->qp()->pd, message_.rkey, at, data, size, Access::kRemoteWrite)) {
+      if (!globals().keys.write(qp->qp()->pd, message_.rkey, at, data, size,
+                                Access::kRemoteWrite)) {
         refuse(NakCode::kAccess, IBV_EVENT_QP_ACCESS_ERR);
         sink_ = Sink::kDiscard;
       }
@@ -168,7 +175,8 @@ void Endpoint::place(const std::uint8_t* data, std::size_t size, std::uint32_t a
     }
     case Sink::kRead: {
       const SgeSpan list = qp->sges(in_.sequence);
-      if (!globals().keys.scatter(qp->qp()->pd, list, std::uint64_t{in_.offset} + at_offset, data, size)) {
+      if (!globals().keys.scatter(qp->qp()->pd, list, std::uint64_t{in_.offset} + at_offset, data,
+                                  size)) {
         complete_before(in_.sequence);
         to_error(IBV_WC_LOC_PROT_ERR);
         sink_ = Sink::kDiscard;
@@ -187,12 +195,13 @@ void Endpoint::end_frame() {
     control_frame();
     return;
   }
-  if (!(link == LinkState::kReplySent || link == LinkState::kEstablished || link == LinkState::kDisconnectSent ||
-        link == LinkState::kDisconnectReceived)) {
+  if (!(link == LinkState::kReplySent || link == LinkState::kEstablished ||
+        link == LinkState::kDisconnectSent || link == LinkState::kDisconnectReceived)) {
     protocol_error("a response outside of a connection");
     return;
   }
-  if (qp == nullptr || qp->state != IBV_QPS_RTS) return;  // in error all has been flushed; answers are stale
+  if (qp == nullptr || qp->state != IBV_QPS_RTS)
+    return;  // in error all has been flushed; answers are stale
   switch (in_.type) {
     case FrameType::kReadResponse:
     case FrameType::kAtomicResponse: end_read_response(); return;
@@ -203,7 +212,8 @@ void Endpoint::end_frame() {
   }
 }
 
-// ---------------------------------------------------------------------------------------------- responder
+// ----------------------------------------------------------------------------------------------
+// responder
 
 void Endpoint::begin_request() {
   if (!(link == LinkState::kEstablished || link == LinkState::kDisconnectSent ||
@@ -211,11 +221,14 @@ void Endpoint::begin_request() {
     protocol_error("a request outside of a connection");
     return;
   }
-  if (qp == nullptr || (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_RTR && qp->state != IBV_QPS_SQD)) {
-    // Real hardware stays silent and the requester runs into its retry limit; it gets there sooner if told.
+  if (qp == nullptr ||
+      (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_RTR && qp->state != IBV_QPS_SQD)) {
+    // Real hardware stays silent and the requester runs into its retry limit; it gets there sooner
+    // if told.
     if (!said_dead_ && link == LinkState::kEstablished) {
       said_dead_ = true;
-      respond({Response::Kind::kNak, in_.sequence, 0, 0, 0, 0, static_cast<std::uint32_t>(NakCode::kDead)});
+      respond({Response::Kind::kNak, in_.sequence, 0, 0, 0, 0,
+               static_cast<std::uint32_t>(NakCode::kDead)});
     }
     return;
   }
@@ -229,8 +242,8 @@ void Endpoint::begin_request() {
   }
   if (in_message_) {
     if (in_.type != message_.type || in_.offset != message_done_ || in_.total != message_.total ||
-        in_.flags != message_.flags || in_.address != message_.address || in_.rkey != message_.rkey ||
-        in_.immediate != message_.immediate) {
+        in_.flags != message_.flags || in_.address != message_.address ||
+        in_.rkey != message_.rkey || in_.immediate != message_.immediate) {
       protocol_error("a fragment that does not continue its message");
       return;
     }
@@ -271,8 +284,9 @@ void Endpoint::begin_message() {
       sink_ = Sink::kReceive;
       return;
     case FrameType::kWrite:
-      if (in_.total != 0 && ((qp->access & IBV_ACCESS_REMOTE_WRITE) == 0 ||
-                             !keys.check(pd, in_.rkey, in_.address, in_.total, Access::kRemoteWrite))) {
+      if (in_.total != 0 &&
+          ((qp->access & IBV_ACCESS_REMOTE_WRITE) == 0 ||
+           !keys.check(pd, in_.rkey, in_.address, in_.total, Access::kRemoteWrite))) {
         refuse(NakCode::kAccess, IBV_EVENT_QP_ACCESS_ERR);
         return;
       }
@@ -281,8 +295,9 @@ void Endpoint::begin_message() {
       sink_ = Sink::kMemory;
       return;
     case FrameType::kReadRequest:
-      if (in_.total != 0 && ((qp->access & IBV_ACCESS_REMOTE_READ) == 0 ||
-                             !keys.check(pd, in_.rkey, in_.address, in_.total, Access::kRemoteRead))) {
+      if (in_.total != 0 &&
+          ((qp->access & IBV_ACCESS_REMOTE_READ) == 0 ||
+           !keys.check(pd, in_.rkey, in_.address, in_.total, Access::kRemoteRead))) {
         refuse(NakCode::kAccess, IBV_EVENT_QP_ACCESS_ERR);
         return;
       }
@@ -314,9 +329,9 @@ void Endpoint::end_request() {
   message_done_ += in_.payload_length;
   if (in_.type == FrameType::kCompareSwap || in_.type == FrameType::kFetchAdd) {
     std::uint64_t old = 0;
-    const auto result =
-        globals().keys.atomic(qp->qp()->pd, in_.rkey, in_.address, in_.type == FrameType::kCompareSwap,
-                              wire::load64(stage_.data()), wire::load64(stage_.data() + 8), old);
+    const auto result = globals().keys.atomic(
+        qp->qp()->pd, in_.rkey, in_.address, in_.type == FrameType::kCompareSwap,
+        wire::load64(stage_.data()), wire::load64(stage_.data() + 8), old);
     if (result != KeyTable::AtomicResult::kDone) {
       const bool access = result == KeyTable::AtomicResult::kAccess;
       refuse(access ? NakCode::kAccess : NakCode::kInvalidRequest,
@@ -338,7 +353,8 @@ void Endpoint::complete_message() {
   rnr_forced_ = false;
   ++expected_;
   if (qp->receiving) {
-    complete_receive(IBV_WC_SUCCESS, message_.type == FrameType::kSend ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM);
+    complete_receive(IBV_WC_SUCCESS,
+                     message_.type == FrameType::kSend ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM);
   }
   respond({Response::Kind::kAck, message_.sequence, 0, 0, 0, 0, 0});
   message_counted();
@@ -352,8 +368,8 @@ bool Endpoint::take_receive() {
     Faults::instance().count();
     not_ready();
     globals().engine.arm_timer(
-        now_ns() + random_.between(plan.rnr_delay_us.low, plan.rnr_delay_us.high) * 1000, weak_from_this(),
-        kReadyTimer, link_epoch_);
+        now_ns() + random_.between(plan.rnr_delay_us.low, plan.rnr_delay_us.high) * 1000,
+        weak_from_this(), kReadyTimer, link_epoch_);
     return false;
   }
   bool limit_reached = false;
@@ -423,7 +439,8 @@ void Endpoint::fail_receive(ibv_wc_status status) {
 }
 
 void Endpoint::refuse(NakCode code, ibv_event_type type) {
-  if (code == NakCode::kAccess) globals().counters.access_errors.fetch_add(1, std::memory_order_relaxed);
+  if (code == NakCode::kAccess)
+    globals().counters.access_errors.fetch_add(1, std::memory_order_relaxed);
   sink_ = Sink::kDiscard;
   said_dead_ = true;
   respond({Response::Kind::kNak, in_.sequence, 0, 0, 0, 0, static_cast<std::uint32_t>(code)});
@@ -445,7 +462,8 @@ void Endpoint::message_counted() {
   if (fd_ >= 0) lose_link(ECONNRESET);
 }
 
-// ---------------------------------------------------------------------------------------------- requester
+// ----------------------------------------------------------------------------------------------
+// requester
 
 bool Endpoint::acknowledgeable(std::uint32_t sequence) const noexcept {
   return !before(sequence, qp->sq_head) && before(sequence, qp->sq_next);
@@ -490,7 +508,8 @@ void Endpoint::on_ack(std::uint32_t sequence) {
   }
   for (std::uint32_t i = qp->sq_head; i != sequence + 1; ++i) {
     const SendRequest& request = qp->slot(i);
-    const bool answered = request.opcode == IBV_WR_RDMA_READ || request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+    const bool answered = request.opcode == IBV_WR_RDMA_READ ||
+                          request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
                           request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
     if (answered || !request.finished_sending) {
       protocol_error("an acknowledgement of a request without its answer");
@@ -507,14 +526,15 @@ void Endpoint::begin_read_response() {
     return;
   }
   const SendRequest& request = qp->slot(in_.sequence);
-  if (request.opcode != IBV_WR_RDMA_READ || !request.finished_sending || in_.total != request.total ||
-      in_.offset != request.received) {
+  if (request.opcode != IBV_WR_RDMA_READ || !request.finished_sending ||
+      in_.total != request.total || in_.offset != request.received) {
     protocol_error("an answer that does not fit its read");
     return;
   }
   for (std::uint32_t i = qp->sq_head; i != in_.sequence; ++i) {
     const ibv_wr_opcode opcode = qp->slot(i).opcode;
-    if (opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+    if (opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+        opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
       protocol_error("answers out of order");
       return;
     }
@@ -535,7 +555,8 @@ void Endpoint::end_read_response() {
     }
     for (std::uint32_t i = qp->sq_head; i != in_.sequence + 1; ++i) {
       const ibv_wr_opcode opcode = qp->slot(i).opcode;
-      const bool atomic = opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+      const bool atomic =
+          opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
       if (i == in_.sequence ? !atomic : atomic || opcode == IBV_WR_RDMA_READ) {
         protocol_error("answers out of order");
         return;
@@ -576,7 +597,8 @@ void Endpoint::rewind_to(std::uint32_t sequence) {
   for (std::uint32_t i = sequence; i != qp->sq_tail; ++i) {
     SendRequest& request = qp->slot(i);
     if (!request.started) break;
-    const bool answered = request.opcode == IBV_WR_RDMA_READ || request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+    const bool answered = request.opcode == IBV_WR_RDMA_READ ||
+                          request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
                           request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
     if (answered && request.finished_sending) --qp->reads_outstanding;
     request.started = request.finished_sending = false;
@@ -587,13 +609,15 @@ void Endpoint::rewind_to(std::uint32_t sequence) {
 
 void Endpoint::on_not_ready() {
   if (!acknowledgeable(in_.sequence) &&
-      !(in_.sequence == qp->sq_next && qp->sq_next != qp->sq_tail && qp->slot(qp->sq_next).started)) {
+      !(in_.sequence == qp->sq_next && qp->sq_next != qp->sq_tail &&
+        qp->slot(qp->sq_next).started)) {
     protocol_error("a wait for nothing");
     return;
   }
   for (std::uint32_t i = qp->sq_head; i != in_.sequence; ++i) {
     const ibv_wr_opcode opcode = qp->slot(i).opcode;
-    if (opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+    if (opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+        opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
       protocol_error("answers out of order");
       return;
     }
@@ -618,7 +642,8 @@ void Endpoint::on_ready() {
   if (qp->rnr_wait && qp->rnr_sequence == in_.sequence) qp->rnr_wait = false;
 }
 
-// ---------------------------------------------------------------------------------------------- connection
+// ----------------------------------------------------------------------------------------------
+// connection
 
 void Endpoint::control_frame() {
   switch (in_.type) {
@@ -628,7 +653,8 @@ void Endpoint::control_frame() {
       if (link != LinkState::kRequestSent) break;
       link = LinkState::kClosed;
       if (qp != nullptr && qp->state != IBV_QPS_ERR) to_error();
-      post_cm(RDMA_CM_EVENT_REJECTED, static_cast<int>(in_.aux & 0xFFFF), stage_.data(), wire::kRejectPrivateSize);
+      post_cm(RDMA_CM_EVENT_REJECTED, static_cast<int>(in_.aux & 0xFFFF), stage_.data(),
+              wire::kRejectPrivateSize);
       close_socket();
       return;
     case FrameType::kReady:
@@ -673,8 +699,9 @@ void Endpoint::on_connect_request() {
     return;
   }
   wire::ConnParam param;
-  if (const char* wrong =
-          wire::decode(std::span<const std::uint8_t, wire::kConnParamSize>(stage_.data(), wire::kConnParamSize), param)) {
+  if (const char* wrong = wire::decode(
+          std::span<const std::uint8_t, wire::kConnParamSize>(stage_.data(), wire::kConnParamSize),
+          param)) {
     protocol_error(wrong);
     return;
   }
@@ -682,7 +709,8 @@ void Endpoint::on_connect_request() {
   remote_param = param;
   std::swap(remote_param.responder_resources, remote_param.initiator_depth);
   remote_qpn = in_.aux & 0xFFFFFF;
-  std::memcpy(request_private.data(), stage_.data() + wire::kConnParamSize, wire::kRequestPrivateSize);
+  std::memcpy(request_private.data(), stage_.data() + wire::kConnParamSize,
+              wire::kRequestPrivateSize);
   link = LinkState::kRequestReceived;
   const auto from = std::move(listener);
   listener = nullptr;
@@ -696,8 +724,9 @@ void Endpoint::on_connect_reply() {
     return;
   }
   wire::ConnParam param;
-  if (const char* wrong =
-          wire::decode(std::span<const std::uint8_t, wire::kConnParamSize>(stage_.data(), wire::kConnParamSize), param)) {
+  if (const char* wrong = wire::decode(
+          std::span<const std::uint8_t, wire::kConnParamSize>(stage_.data(), wire::kConnParamSize),
+          param)) {
     protocol_error(wrong);
     return;
   }
@@ -707,12 +736,14 @@ void Endpoint::on_connect_reply() {
   ++link_epoch_;  // the reply timer is stale
   if (qp == nullptr) {
     link = LinkState::kReplyReceived;
-    post_cm(RDMA_CM_EVENT_CONNECT_RESPONSE, 0, stage_.data() + wire::kConnParamSize, wire::kReplyPrivateSize);
+    post_cm(RDMA_CM_EVENT_CONNECT_RESPONSE, 0, stage_.data() + wire::kConnParamSize,
+            wire::kReplyPrivateSize);
     return;
   }
   make_ready_to_send();
   establish();
-  post_cm(RDMA_CM_EVENT_ESTABLISHED, 0, stage_.data() + wire::kConnParamSize, wire::kReplyPrivateSize);
+  post_cm(RDMA_CM_EVENT_ESTABLISHED, 0, stage_.data() + wire::kConnParamSize,
+          wire::kReplyPrivateSize);
 }
 
 }  // namespace softrdma

@@ -30,7 +30,8 @@ bool Engine::start() noexcept {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = 0;
-  if (epoll_fd_ < 0 || wake_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
+  if (epoll_fd_ < 0 || wake_fd_ < 0 ||
+      ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
     const int error = errno;
     if (epoll_fd_ >= 0) ::close(epoll_fd_);
     if (wake_fd_ >= 0) ::close(wake_fd_);
@@ -108,7 +109,8 @@ void Engine::remove(std::uint64_t token, int fd) noexcept {
   }
 }
 
-void Engine::arm_timer(Nanoseconds when, std::weak_ptr<Pollable> object, int kind, std::uint64_t argument) noexcept {
+void Engine::arm_timer(Nanoseconds when, std::weak_ptr<Pollable> object, int kind,
+                       std::uint64_t argument) noexcept {
   if (!start()) return;
   bool first = false;
   {
@@ -160,8 +162,9 @@ int Engine::wait(void* events, int count, Nanoseconds timeout) noexcept {
   t.tv_nsec = static_cast<long>(timeout % 1'000'000'000);
   const int n = ::epoll_pwait2(epoll_fd_, out, count, &t, nullptr);
   if (n >= 0 || errno != ENOSYS) return n;
-  return ::epoll_wait(epoll_fd_, out, count,
-                      static_cast<int>(std::min<Nanoseconds>(timeout / kMillisecond + 1, 3'600'000)));
+  return ::epoll_wait(
+      epoll_fd_, out, count,
+      static_cast<int>(std::min<Nanoseconds>(timeout / kMillisecond + 1, 3'600'000)));
 }
 
 void Engine::run() noexcept {
@@ -180,7 +183,8 @@ void Engine::run() noexcept {
       std::shared_ptr<Pollable> object;
       {
         const std::lock_guard lock(mutex_);
-        if (const auto found = objects_.find(token); found != objects_.end()) object = found->second;
+        if (const auto found = objects_.find(token); found != objects_.end())
+          object = found->second;
       }
       if (object) object->on_events(events[i].events);
     }

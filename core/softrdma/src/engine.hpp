@@ -17,7 +17,8 @@ using Nanoseconds = std::uint64_t;
 inline constexpr Nanoseconds kMillisecond = 1'000'000;
 [[nodiscard]] Nanoseconds now_ns() noexcept;
 
-/// Something with a descriptor or timers in the engine. Its callbacks run on the engine's thread, without a lock held.
+/// Something with a descriptor or timers in the engine. Its callbacks run on the engine's thread,
+/// without a lock held.
 class Pollable {
  public:
   virtual ~Pollable() = default;
@@ -25,8 +26,9 @@ class Pollable {
   virtual void on_timer(int /*kind*/, std::uint64_t /*argument*/) noexcept {}
 };
 
-/// The process's background thread: an epoll loop that sleeps until a socket, a timer or a task wants it. Started by
-/// the first use; all signals are blocked in it. All functions are thread-safe.
+/// The process's background thread: an epoll loop that sleeps until a socket, a timer or a task
+/// wants it. Started by the first use; all signals are blocked in it. All functions are
+/// thread-safe.
 class Engine {
  public:
   Engine() = default;
@@ -36,14 +38,17 @@ class Engine {
   [[nodiscard]] bool start() noexcept;
   void stop() noexcept;
 
-  /// Returns a token for the two calls below, 0 with errno on failure. The engine keeps `object` alive until remove().
-  [[nodiscard]] std::uint64_t add(int fd, std::uint32_t events, std::shared_ptr<Pollable> object) noexcept;
+  /// Returns a token for the two calls below, 0 with errno on failure. The engine keeps `object`
+  /// alive until remove().
+  [[nodiscard]] std::uint64_t add(int fd, std::uint32_t events,
+                                  std::shared_ptr<Pollable> object) noexcept;
   void modify(std::uint64_t token, int fd, std::uint32_t events) noexcept;
   void remove(std::uint64_t token, int fd) noexcept;
 
-  /// Calls on_timer(kind, argument) once at `when` if the object is still alive. There is no cancel: the object
-  /// checks the argument.
-  void arm_timer(Nanoseconds when, std::weak_ptr<Pollable> object, int kind, std::uint64_t argument) noexcept;
+  /// Calls on_timer(kind, argument) once at `when` if the object is still alive. There is no
+  /// cancel: the object checks the argument.
+  void arm_timer(Nanoseconds when, std::weak_ptr<Pollable> object, int kind,
+                 std::uint64_t argument) noexcept;
   void post(std::function<void()> task) noexcept;
 
  private:

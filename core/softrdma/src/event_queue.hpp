@@ -13,13 +13,14 @@
 
 namespace softrdma {
 
-/// Events with a file descriptor that is readable while there are any: completion channels, rdma_cm event channels and
-/// a context's asynchronous events. The descriptor is an eventfd whose O_NONBLOCK flag belongs to the user, as with
-/// the kernel's descriptors: pop() blocks, or fails with EAGAIN, as the flag says, and with EINTR as read(2) does.
-/// Thread-safe.
+/// Events with a file descriptor that is readable while there are any: completion channels, rdma_cm
+/// event channels and a context's asynchronous events. The descriptor is an eventfd whose
+/// O_NONBLOCK flag belongs to the user, as with the kernel's descriptors: pop() blocks, or fails
+/// with EAGAIN, as the flag says, and with EINTR as read(2) does. Thread-safe.
 ///
-/// The eventfd holds a token while the queue is not empty; who takes the token takes one event and puts the token back
-/// if more are left. Two threads that pop at the same moment can see EAGAIN between the two steps, and are woken again.
+/// The eventfd holds a token while the queue is not empty; who takes the token takes one event and
+/// puts the token back if more are left. Two threads that pop at the same moment can see EAGAIN
+/// between the two steps, and are woken again.
 template <class T>
 class EventQueue {
  public:
@@ -42,8 +43,8 @@ class EventQueue {
     if (items_.size() == 1) put_token();
   }
 
-  /// `on_pop(item)` runs before another thread can look, so that an event counts as reported from the moment that it
-  /// is no longer in the queue.
+  /// `on_pop(item)` runs before another thread can look, so that an event counts as reported from
+  /// the moment that it is no longer in the queue.
   template <class OnPop>
   [[nodiscard]] bool pop(T& out, OnPop&& on_pop) {
     for (;;) {
@@ -59,7 +60,8 @@ class EventQueue {
     }
   }
 
-  /// Takes out all events for which `matches(item)` holds; `each(item)` sees them. Runs under the queue's lock.
+  /// Takes out all events for which `matches(item)` holds; `each(item)` sees them. Runs under the
+  /// queue's lock.
   template <class Matches, class Each>
   void remove_if(Matches&& matches, Each&& each) {
     const std::lock_guard lock(mutex_);
@@ -88,8 +90,9 @@ class EventQueue {
     [[maybe_unused]] const ssize_t n = ::write(fd_, &one, sizeof one);
   }
   void take_token() noexcept {
-    // Not a plain read: the token may be gone already, and the user's descriptor may be a blocking one. Where the
-    // kernel lacks RWF_NOWAIT for eventfds the token stays, and the next pop() finds nothing.
+    // Not a plain read: the token may be gone already, and the user's descriptor may be a blocking
+    // one. Where the kernel lacks RWF_NOWAIT for eventfds the token stays, and the next pop() finds
+    // nothing.
     std::uint64_t token = 0;
     iovec vector{&token, sizeof token};
     const int saved = errno;

@@ -14,9 +14,11 @@ namespace softrdma {
 namespace {
 
 constexpr const char* kPointNames[] = {
-    "open_device", "alloc_pd",     "reg_mr",        "create_comp_channel", "create_cq", "create_srq",
-    "create_qp",   "create_event_channel", "create_id", "bind_addr",       "resolve_addr", "resolve_route",
-    "listen",      "connect",      "accept",        "migrate_id",          "post_send", "post_recv"};
+    "open_device", "alloc_pd",   "reg_mr",       "create_comp_channel",
+    "create_cq",   "create_srq", "create_qp",    "create_event_channel",
+    "create_id",   "bind_addr",  "resolve_addr", "resolve_route",
+    "listen",      "connect",    "accept",       "migrate_id",
+    "post_send",   "post_recv"};
 static_assert(std::size(kPointNames) == kFaultPoints);
 
 bool parse_number(std::string_view text, std::uint64_t& out) noexcept {
@@ -31,21 +33,25 @@ bool parse_range(std::string_view text, Range& out) noexcept {
     out.low = out.high;
     return true;
   }
-  return parse_number(text.substr(0, dash), out.low) && parse_number(text.substr(dash + 1), out.high) &&
-         out.low <= out.high;
+  return parse_number(text.substr(0, dash), out.low) &&
+         parse_number(text.substr(dash + 1), out.high) && out.low <= out.high;
 }
 
 constexpr std::string_view kKnown =
-    "delay_us, reorder, drop_after, coalesce_events, spurious_events, withhold_flush, withhold_last_wqe, "
-    "cq_error_after, fail_notify_after, fail_poll_after, rnr_delay_us, reuse_qp_numbers, poison_failed_wc, fail_any, "
+    "delay_us, reorder, drop_after, coalesce_events, spurious_events, withhold_flush, "
+    "withhold_last_wqe, "
+    "cq_error_after, fail_notify_after, fail_poll_after, rnr_delay_us, reuse_qp_numbers, "
+    "poison_failed_wc, fail_any, "
     "fail_<point>";
 
 std::string parse_item(std::string_view item, FaultPlan& plan) {
   const auto equals = item.find('=');
   const std::string_view key = item.substr(0, equals);
-  const std::string_view value = equals == std::string_view::npos ? std::string_view{} : item.substr(equals + 1);
+  const std::string_view value =
+      equals == std::string_view::npos ? std::string_view{} : item.substr(equals + 1);
   const auto wrong = [&](std::string_view want) {
-    return "fault '" + std::string(key) + "' wants " + std::string(want) + ", not '" + std::string(value) + "'";
+    return "fault '" + std::string(key) + "' wants " + std::string(want) + ", not '" +
+           std::string(value) + "'";
   };
   const auto percent = [&](std::uint32_t& out) -> std::string {
     std::uint64_t number = 0;
@@ -65,10 +71,13 @@ std::string parse_item(std::string_view item, FaultPlan& plan) {
     return parse_number(value, out) && out > 0 ? std::string{} : wrong("a count of 1 or more");
   };
   constexpr std::uint64_t kMaxDelayUs = 10'000'000;
-  if (key == "delay_us") return range(plan.delay_us, kMaxDelayUs, "microseconds N or LOW-HIGH up to 10000000");
-  if (key == "rnr_delay_us") return range(plan.rnr_delay_us, kMaxDelayUs, "microseconds N or LOW-HIGH up to 10000000");
+  if (key == "delay_us")
+    return range(plan.delay_us, kMaxDelayUs, "microseconds N or LOW-HIGH up to 10000000");
+  if (key == "rnr_delay_us")
+    return range(plan.rnr_delay_us, kMaxDelayUs, "microseconds N or LOW-HIGH up to 10000000");
   if (key == "reorder") return percent(plan.reorder_percent);
-  if (key == "drop_after") return range(plan.drop_after, UINT64_MAX, "a number of messages N or LOW-HIGH");
+  if (key == "drop_after")
+    return range(plan.drop_after, UINT64_MAX, "a number of messages N or LOW-HIGH");
   if (key == "coalesce_events") return percent(plan.coalesce_percent);
   if (key == "spurious_events") return percent(plan.spurious_percent);
   if (key == "withhold_flush") return flag(plan.withhold_flush);
@@ -105,7 +114,9 @@ std::uint64_t Random::between(std::uint64_t low, std::uint64_t high) noexcept {
   return width == 0 ? next() : low + next() % width;
 }
 
-const char* fault_point_name(FaultPoint point) noexcept { return kPointNames[static_cast<std::size_t>(point)]; }
+const char* fault_point_name(FaultPoint point) noexcept {
+  return kPointNames[static_cast<std::size_t>(point)];
+}
 
 std::string parse_faults(std::string_view spec, std::uint64_t seed, FaultPlan& plan) {
   plan = FaultPlan{};
@@ -140,7 +151,8 @@ Faults::Faults() : plan_(new FaultPlan) {
 }
 
 Faults& Faults::instance() noexcept {
-  static Faults* const faults = new Faults;  // never destroyed: the engine's thread may outlive static destructors
+  static Faults* const faults =
+      new Faults;  // never destroyed: the engine's thread may outlive static destructors
   return *faults;
 }
 
@@ -154,8 +166,8 @@ void Faults::set(const FaultPlan& plan) {
   // Plans stay reachable, so that a leak checker does not count them.
   static std::atomic<std::size_t> kept_count{0};
   static const FaultPlan* kept[4096];
-  kept[kept_count.fetch_add(1, std::memory_order_relaxed) % std::size(kept)] =
-      plan_.exchange(fresh, std::memory_order_acq_rel);  // (F2) release: pairs with acquire (F1) in plan()
+  kept[kept_count.fetch_add(1, std::memory_order_relaxed) % std::size(kept)] = plan_.exchange(
+      fresh, std::memory_order_acq_rel);  // (F2) release: pairs with acquire (F1) in plan()
 }
 
 bool Faults::fails(FaultPoint point) noexcept {

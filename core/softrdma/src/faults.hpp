@@ -74,18 +74,21 @@ struct FaultPlan {
   bool any = false;
 };
 
-/// Fills `plan` from `spec`; an empty string when it is right, else one line that says what is wrong.
+/// Fills `plan` from `spec`; an empty string when it is right, else one line that says what is
+/// wrong.
 [[nodiscard]] std::string parse_faults(std::string_view spec, std::uint64_t seed, FaultPlan& plan);
 
 /// The plan in force and its counters, one per process.
 class Faults {
  public:
-  /// Reads SOFTRDMA_FAULTS and SOFTRDMA_SEED at first use; a wrong spec ends the process with one line, status 2.
+  /// Reads SOFTRDMA_FAULTS and SOFTRDMA_SEED at first use; a wrong spec ends the process with one
+  /// line, status 2.
   static Faults& instance() noexcept;
 
   /// Plans are never freed (a test sets a few dozen), so a reader needs no lock.
   [[nodiscard]] const FaultPlan& plan() const noexcept {
-    return *plan_.load(std::memory_order_acquire);  // (F1) acquire: pairs with release (F2) in set()
+    return *plan_.load(
+        std::memory_order_acquire);  // (F1) acquire: pairs with release (F2) in set()
   }
   void set(const FaultPlan& plan);
 
@@ -96,7 +99,9 @@ class Faults {
   /// A stream of its own for each object, so that threads do not disturb each other's decisions.
   [[nodiscard]] Random stream(std::uint32_t kind, std::uint64_t ordinal) const noexcept;
   void count() noexcept { injected_.fetch_add(1, std::memory_order_relaxed); }
-  [[nodiscard]] std::uint64_t injected() const noexcept { return injected_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t injected() const noexcept {
+    return injected_.load(std::memory_order_relaxed);
+  }
 
   std::atomic<std::uint64_t> connections{0};  // ordinal of the next connection, for its stream
   std::atomic<std::uint64_t> polled{0};

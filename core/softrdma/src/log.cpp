@@ -23,7 +23,9 @@ LogLevel read_level() noexcept {
     }
   }
   std::fprintf(stderr,
-               "softrdma: SOFTRDMA_LOG=%s is not a level; using warning (none, error, warning, info, debug)\n", text);
+               "softrdma: SOFTRDMA_LOG=%s is not a level; using warning (none, error, warning, "
+               "info, debug)\n",
+               text);
   return LogLevel::kWarning;
 }
 
@@ -34,7 +36,9 @@ LogLevel level() noexcept {
 
 }  // namespace
 
-bool log_enabled(LogLevel wanted) noexcept { return wanted <= level(); }
+bool log_enabled(LogLevel wanted) noexcept {
+  return wanted <= level();
+}
 
 void log_line(LogLevel wanted, const char* format, ...) noexcept {
   if (!log_enabled(wanted)) return;
@@ -44,19 +48,21 @@ void log_line(LogLevel wanted, const char* format, ...) noexcept {
   int used = std::snprintf(line, sizeof line, "softrdma: %s: ", kTags[static_cast<int>(wanted)]);
   va_list args;
   va_start(args, format);
-  const int more = std::vsnprintf(line + used, sizeof line - static_cast<std::size_t>(used) - 1, format, args);
+  const int more =
+      std::vsnprintf(line + used, sizeof line - static_cast<std::size_t>(used) - 1, format, args);
   va_end(args);
   if (more > 0) used += more;
   if (used > static_cast<int>(sizeof line) - 2) used = static_cast<int>(sizeof line) - 2;
   line[used++] = '\n';
   // A log line that cannot be written has nowhere else to go.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line, static_cast<std::size_t>(used));
+  [[maybe_unused]] const ssize_t written =
+      ::write(STDERR_FILENO, line, static_cast<std::size_t>(used));
   errno = saved;
 }
 
 void unsupported(const char* function, const char* detail) noexcept {
-  // Names are string literals: the pointer, hashed into a small table, is enough to say it only once. A collision
-  // merely repeats a line.
+  // Names are string literals: the pointer, hashed into a small table, is enough to say it only
+  // once. A collision merely repeats a line.
   static std::atomic<const char*> said[256];
   auto& slot = said[(reinterpret_cast<std::uintptr_t>(function) >> 3) % 256];
   if (slot.exchange(function, std::memory_order_relaxed) != function) {

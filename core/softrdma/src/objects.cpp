@@ -16,13 +16,18 @@
 namespace softrdma {
 namespace {
 
-// Generation 1 is the process that loaded the library; each fork that follows a use counts one up in the child.
+// Generation 1 is the process that loaded the library; each fork that follows a use counts one up
+// in the child.
 std::atomic<std::uint32_t> current_generation{1};
 std::atomic<Globals*> current{nullptr};
 std::mutex create_mutex;
 
-void before_fork() { create_mutex.lock(); }
-void after_fork_in_parent() { create_mutex.unlock(); }
+void before_fork() {
+  create_mutex.lock();
+}
+void after_fork_in_parent() {
+  create_mutex.unlock();
+}
 void after_fork_in_child() {
   create_mutex.unlock();
   // What the parent had is left alone, locks and all: this process starts anew.
@@ -33,7 +38,8 @@ void after_fork_in_child() {
 }
 
 void stop_engine() {
-  if (Globals* all = current.load(std::memory_order_acquire)) all->engine.stop();  // (G1) pairs with (G2)
+  if (Globals* all = current.load(std::memory_order_acquire))
+    all->engine.stop();  // (G1) pairs with (G2)
 }
 
 std::uint32_t milliseconds(const char* name, std::uint32_t fallback) noexcept {
@@ -43,8 +49,8 @@ std::uint32_t milliseconds(const char* name, std::uint32_t fallback) noexcept {
   const unsigned long value = std::strtoul(text, &end, 10);
   constexpr unsigned long kMax = 3'600'000;
   if (*end == '\0' && value > 0 && value <= kMax) return static_cast<std::uint32_t>(value);
-  log_line(LogLevel::kError, "%s=%s is not a number of milliseconds from 1 to %lu; using %u", name, text, kMax,
-           fallback);
+  log_line(LogLevel::kError, "%s=%s is not a number of milliseconds from 1 to %lu; using %u", name,
+           text, kMax, fallback);
   return fallback;
 }
 
@@ -52,12 +58,14 @@ std::uint32_t milliseconds(const char* name, std::uint32_t fallback) noexcept {
 
 Globals::Globals()
     : generation(current_generation.load(std::memory_order_relaxed)),
-      timing{milliseconds("SOFTRDMA_CONNECT_MS", 400),  milliseconds("SOFTRDMA_REPLY_MS", 60'000),
-             milliseconds("SOFTRDMA_DREQ_MS", 4'000),   milliseconds("SOFTRDMA_TIMEWAIT_MS", 1'000),
-             milliseconds("SOFTRDMA_RETRY_MS", 200),    milliseconds("SOFTRDMA_RNR_MS", 10)} {
+      timing{milliseconds("SOFTRDMA_CONNECT_MS", 400), milliseconds("SOFTRDMA_REPLY_MS", 60'000),
+             milliseconds("SOFTRDMA_DREQ_MS", 4'000),  milliseconds("SOFTRDMA_TIMEWAIT_MS", 1'000),
+             milliseconds("SOFTRDMA_RETRY_MS", 200),   milliseconds("SOFTRDMA_SILENCE_MS", 10'000),
+             milliseconds("SOFTRDMA_RNR_MS", 10)} {
   // Numbers that differ between processes make logs readable; with a seed they repeat instead.
   Faults& faults = Faults::instance();
-  const std::uint64_t salt = faults.seed() != 0 ? faults.seed() : static_cast<std::uint64_t>(::getpid());
+  const std::uint64_t salt =
+      faults.seed() != 0 ? faults.seed() : static_cast<std::uint64_t>(::getpid());
   next_qp_number = 0x11 + static_cast<std::uint32_t>(Random(salt).next() % 0x7FF) * 0x400;
 }
 
@@ -83,7 +91,8 @@ Owned::Owned() noexcept : generation(globals().generation) {}
 
 bool Owned::usable(const char* function) const noexcept {
   if (generation == current_generation.load(std::memory_order_relaxed)) return true;
-  log_line(LogLevel::kError, "%s: the object belongs to the parent process; make a new one after fork()", function);
+  log_line(LogLevel::kError,
+           "%s: the object belongs to the parent process; make a new one after fork()", function);
   errno = EIO;
   return false;
 }
@@ -95,7 +104,8 @@ ibv_device* device() noexcept {
     d->transport_type = IBV_TRANSPORT_IB;
     std::strcpy(d->name, "softrdma0");
     std::strcpy(d->dev_name, "softrdma0");
-    // No such folder: who looks for a NUMA node or a driver there finds nothing, as with any virtual device.
+    // No such folder: who looks for a NUMA node or a driver there finds nothing, as with any
+    // virtual device.
     std::strcpy(d->dev_path, "/sys/class/infiniband_verbs/softrdma0");
     std::strcpy(d->ibdev_path, "/sys/class/infiniband/softrdma0");
     return d;
@@ -145,7 +155,8 @@ void raise_async(ibv_context* context, const ibv_async_event& event) noexcept {
   Context::from(context)->async.push(event);
 }
 
-// ---------------------------------------------------------------------------------------------- completions
+// ----------------------------------------------------------------------------------------------
+// completions
 
 namespace {
 
@@ -192,7 +203,8 @@ void notify(CompletionQueue& cq) noexcept {
   cq.channel->events.push(&cq);
 }
 
-/// With cq.mu held. The queue pairs follow on the engine's thread: their locks come before this one.
+/// With cq.mu held. The queue pairs follow on the engine's thread: their locks come before this
+/// one.
 void fail_locked(CompletionQueue& cq) noexcept {
   if (cq.failed) return;
   cq.failed = true;
@@ -249,7 +261,8 @@ void fail_cq(CompletionQueue& cq) noexcept {
   fail_locked(cq);
 }
 
-// ---------------------------------------------------------------------------------------------- receives
+// ----------------------------------------------------------------------------------------------
+// receives
 
 void ReceiveRing::reset(std::uint32_t slots, std::uint32_t sge_max) {
   slots_ = slots;
@@ -262,7 +275,8 @@ void ReceiveRing::reset(std::uint32_t slots, std::uint32_t sge_max) {
 void ReceiveRing::push(const ibv_recv_wr& wr) noexcept {
   const std::uint32_t at = (head_ + count_) & (slots_ - 1);
   ring_[at] = {wr.wr_id, static_cast<std::uint32_t>(wr.num_sge)};
-  std::copy_n(wr.sg_list, wr.num_sge, sges_.begin() + static_cast<std::ptrdiff_t>(std::size_t{at} * sge_max_));
+  std::copy_n(wr.sg_list, wr.num_sge,
+              sges_.begin() + static_cast<std::ptrdiff_t>(std::size_t{at} * sge_max_));
   ++count_;
 }
 
@@ -281,7 +295,8 @@ bool ReceiveRing::pop(Taken& out) noexcept {
   return true;
 }
 
-// ---------------------------------------------------------------------------------------------- keys
+// ----------------------------------------------------------------------------------------------
+// keys
 
 void KeyTable::add(MemoryRegion* mr) {
   static std::atomic<std::uint64_t> ordinal{0};
@@ -292,7 +307,8 @@ void KeyTable::add(MemoryRegion* mr) {
     key = static_cast<std::uint32_t>(draw.next() >> 32);
   } while (key == 0 || regions_.contains(key));
   mr->base.lkey = key;
-  constexpr std::uint32_t kRemote = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+  constexpr std::uint32_t kRemote =
+      IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   mr->base.rkey = (mr->access & kRemote) != 0 ? key : 0;
   regions_.emplace(key, mr);
 }
@@ -302,8 +318,8 @@ void KeyTable::remove(MemoryRegion* mr) {
   regions_.erase(mr->base.lkey);
 }
 
-std::uint8_t* KeyTable::locate(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, std::uint64_t length,
-                               Access access) const noexcept {
+std::uint8_t* KeyTable::locate(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                               std::uint64_t length, Access access) const noexcept {
   const auto found = regions_.find(key);
   if (found == regions_.end()) return nullptr;
   const MemoryRegion& mr = *found->second;
@@ -317,12 +333,13 @@ std::uint8_t* KeyTable::locate(const ibv_pd* pd, std::uint32_t key, std::uint64_
     case Access::kRemoteAtomic: needed = IBV_ACCESS_REMOTE_ATOMIC; break;
   }
   if ((mr.access & needed) != needed) return nullptr;
-  if (address < mr.iova || length > mr.base.length || address - mr.iova > mr.base.length - length) return nullptr;
+  if (address < mr.iova || length > mr.base.length || address - mr.iova > mr.base.length - length)
+    return nullptr;
   return static_cast<std::uint8_t*>(mr.base.addr) + (address - mr.iova);
 }
 
-bool KeyTable::check(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, std::uint64_t length,
-                     Access access) const {
+bool KeyTable::check(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                     std::uint64_t length, Access access) const {
   const std::shared_lock lock(mutex_);
   return locate(pd, key, address, length, access) != nullptr;
 }
@@ -333,8 +350,10 @@ bool KeyTable::read(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, 
   const std::uint8_t* from = locate(pd, key, address, length, access);
   if (from == nullptr) return false;
   if (length == 8 && reinterpret_cast<std::uintptr_t>(from) % 8 == 0) {
-    // Eight aligned bytes are read and written whole, as any host's bus does: an atomic write is seen whole.
-    const std::uint64_t value = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_ACQUIRE);
+    // Eight aligned bytes are read and written whole, as any host's bus does: an atomic write is
+    // seen whole.
+    const std::uint64_t value =
+        __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_ACQUIRE);
     std::memcpy(to, &value, sizeof value);
   } else {
     std::memcpy(to, from, length);
@@ -342,8 +361,8 @@ bool KeyTable::read(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, 
   return true;
 }
 
-bool KeyTable::write(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, const std::uint8_t* from,
-                     std::uint64_t length, Access access) const {
+bool KeyTable::write(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                     const std::uint8_t* from, std::uint64_t length, Access access) const {
   const std::shared_lock lock(mutex_);
   std::uint8_t* to = locate(pd, key, address, length, access);
   if (to == nullptr) return false;
@@ -358,8 +377,9 @@ bool KeyTable::write(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
   return true;
 }
 
-KeyTable::AtomicResult KeyTable::atomic(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, bool compare_swap,
-                                        std::uint64_t first, std::uint64_t swap, std::uint64_t& before) const {
+KeyTable::AtomicResult KeyTable::atomic(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                                        bool compare_swap, std::uint64_t first, std::uint64_t swap,
+                                        std::uint64_t& before) const {
   const std::shared_lock lock(mutex_);
   std::uint8_t* at = locate(pd, key, address, 8, Access::kRemoteAtomic);
   if (at == nullptr) return AtomicResult::kAccess;
@@ -386,7 +406,8 @@ bool KeyTable::check_list(const ibv_pd* pd, SgeSpan list, Access access) const {
 }
 
 namespace {
-/// Calls piece(sge, offset in it, position in the data, length) for each part of [offset, offset + length).
+/// Calls piece(sge, offset in it, position in the data, length) for each part of [offset, offset +
+/// length).
 template <class Piece>
 bool for_each_piece(SgeSpan list, std::uint64_t offset, std::uint64_t length, Piece&& piece) {
   std::uint64_t done = 0;
@@ -407,18 +428,20 @@ bool for_each_piece(SgeSpan list, std::uint64_t offset, std::uint64_t length, Pi
 
 bool KeyTable::gather(const ibv_pd* pd, SgeSpan list, std::uint64_t offset, std::uint8_t* to,
                       std::uint64_t length) const {
-  return for_each_piece(list, offset, length,
-                        [&](const ibv_sge& sge, std::uint64_t at, std::uint64_t done, std::uint64_t part) {
-                          return read(pd, sge.lkey, sge.addr + at, to + done, part, Access::kLocalRead);
-                        });
+  return for_each_piece(
+      list, offset, length,
+      [&](const ibv_sge& sge, std::uint64_t at, std::uint64_t done, std::uint64_t part) {
+        return read(pd, sge.lkey, sge.addr + at, to + done, part, Access::kLocalRead);
+      });
 }
 
-bool KeyTable::scatter(const ibv_pd* pd, SgeSpan list, std::uint64_t offset, const std::uint8_t* from,
-                       std::uint64_t length) const {
-  return for_each_piece(list, offset, length,
-                        [&](const ibv_sge& sge, std::uint64_t at, std::uint64_t done, std::uint64_t part) {
-                          return write(pd, sge.lkey, sge.addr + at, from + done, part, Access::kLocalWrite);
-                        });
+bool KeyTable::scatter(const ibv_pd* pd, SgeSpan list, std::uint64_t offset,
+                       const std::uint8_t* from, std::uint64_t length) const {
+  return for_each_piece(
+      list, offset, length,
+      [&](const ibv_sge& sge, std::uint64_t at, std::uint64_t done, std::uint64_t part) {
+        return write(pd, sge.lkey, sge.addr + at, from + done, part, Access::kLocalWrite);
+      });
 }
 
 }  // namespace softrdma

@@ -18,17 +18,19 @@
 #include "event_queue.hpp"
 #include "faults.hpp"
 
-/// The verbs objects. Each starts with the public struct, so that the user's pointer is the object's address.
+/// The verbs objects. Each starts with the public struct, so that the user's pointer is the
+/// object's address.
 ///
 /// Lock order (a thread that holds one may take those to its right, never one to its left):
-///   Endpoint::mu -> Listener::mu -> SharedReceiveQueue::mu -> CompletionQueue::mu -> an EventQueue's own
+///   Endpoint::mu -> Listener::mu -> SharedReceiveQueue::mu -> CompletionQueue::mu -> an
+///   EventQueue's own
 /// Globals::mu and KeyTable are leaves: nothing is called with them held.
 namespace softrdma {
 
 class Endpoint;
 
-/// Every object remembers the process that made it: after fork() the child holds copies whose descriptors are the
-/// parent's, and must not touch them.
+/// Every object remembers the process that made it: after fork() the child holds copies whose
+/// descriptors are the parent's, and must not touch them.
 struct Owned {
   std::uint32_t generation;
   Owned() noexcept;
@@ -65,8 +67,8 @@ struct SgeSpan {
 
 enum class Access { kLocalRead, kLocalWrite, kRemoteRead, kRemoteWrite, kRemoteAtomic };
 
-/// Keys to regions. Each access checks key, domain, bounds and rights, and copies, under one shared lock: once
-/// remove() has returned nothing touches the region any more.
+/// Keys to regions. Each access checks key, domain, bounds and rights, and copies, under one shared
+/// lock: once remove() has returned nothing touches the region any more.
 class KeyTable {
  public:
   void add(MemoryRegion* mr);  // draws the keys
@@ -77,25 +79,26 @@ class KeyTable {
     const std::unique_lock lock(mutex_);
     body();
   }
-  [[nodiscard]] bool check(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, std::uint64_t length,
-                           Access access) const;
-  [[nodiscard]] bool read(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, std::uint8_t* to,
-                          std::uint64_t length, Access access) const;
-  [[nodiscard]] bool write(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, const std::uint8_t* from,
+  [[nodiscard]] bool check(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
                            std::uint64_t length, Access access) const;
+  [[nodiscard]] bool read(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                          std::uint8_t* to, std::uint64_t length, Access access) const;
+  [[nodiscard]] bool write(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                           const std::uint8_t* from, std::uint64_t length, Access access) const;
   enum class AtomicResult { kDone, kAccess, kMisaligned };
-  [[nodiscard]] AtomicResult atomic(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, bool compare_swap,
-                                    std::uint64_t first, std::uint64_t swap, std::uint64_t& before) const;
+  [[nodiscard]] AtomicResult atomic(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                                    bool compare_swap, std::uint64_t first, std::uint64_t swap,
+                                    std::uint64_t& before) const;
   /// The same through a scatter/gather list: `offset` bytes into it.
   [[nodiscard]] bool gather(const ibv_pd* pd, SgeSpan list, std::uint64_t offset, std::uint8_t* to,
                             std::uint64_t length) const;
-  [[nodiscard]] bool scatter(const ibv_pd* pd, SgeSpan list, std::uint64_t offset, const std::uint8_t* from,
-                             std::uint64_t length) const;
+  [[nodiscard]] bool scatter(const ibv_pd* pd, SgeSpan list, std::uint64_t offset,
+                             const std::uint8_t* from, std::uint64_t length) const;
   [[nodiscard]] bool check_list(const ibv_pd* pd, SgeSpan list, Access access) const;
 
  private:
-  [[nodiscard]] std::uint8_t* locate(const ibv_pd* pd, std::uint32_t key, std::uint64_t address, std::uint64_t length,
-                                     Access access) const noexcept;
+  [[nodiscard]] std::uint8_t* locate(const ibv_pd* pd, std::uint32_t key, std::uint64_t address,
+                                     std::uint64_t length, Access access) const noexcept;
   mutable std::shared_mutex mutex_;
   std::unordered_map<std::uint32_t, MemoryRegion*> regions_;
 };
@@ -116,7 +119,7 @@ struct CompletionQueue : Owned {
   std::mutex mu;
   std::vector<ibv_wc> ring;
   std::uint32_t capacity = 0;
-  std::uint32_t head = 0;   // next to poll
+  std::uint32_t head = 0;  // next to poll
   std::uint32_t count = 0;
   enum class Arm : std::uint8_t { kNone, kSolicited, kNext } arm = Arm::kNone;
   bool failed = false;      // overflown: takes no more completions
@@ -188,7 +191,8 @@ struct SendRequest {
   bool started = false, finished_sending = false;
 };
 
-/// The queues of a queue pair; all but `base` and the constants below it is under the endpoint's lock.
+/// The queues of a queue pair; all but `base` and the constants below it is under the endpoint's
+/// lock.
 struct QueuePair : Owned {
   ibv_qp_ex base{};
   std::shared_ptr<Endpoint> endpoint;
@@ -205,7 +209,8 @@ struct QueuePair : Owned {
   ibv_qp_attr attr{};  // what modify_qp was given, for query_qp
   std::uint8_t rnr_retry = 7;
 
-  // Send queue: request i (counted from the connection's start) is in slot i % slots and has sequence number i.
+  // Send queue: request i (counted from the connection's start) is in slot i % slots and has
+  // sequence number i.
   std::vector<SendRequest> sq;
   std::vector<ibv_sge> sq_sges;
   std::unique_ptr<std::uint8_t[]> sq_inline;
@@ -227,7 +232,9 @@ struct QueuePair : Owned {
   ReceiveRing::Taken receive;
   std::uint32_t async_events_reported = 0;  // under the context's async queue lock
 
-  [[nodiscard]] SendRequest& slot(std::uint32_t index) noexcept { return sq[index & (sq_slots - 1)]; }
+  [[nodiscard]] SendRequest& slot(std::uint32_t index) noexcept {
+    return sq[index & (sq_slots - 1)];
+  }
   [[nodiscard]] SgeSpan sges(std::uint32_t index) noexcept {
     const std::uint32_t at = index & (sq_slots - 1);
     return {sq_sges.data() + std::size_t{at} * cap.max_send_sge, sq[at].num_sge};
@@ -242,14 +249,16 @@ template <class Object, class Public>
 Object* object_from(Public* base, std::size_t offset) noexcept {
   return reinterpret_cast<Object*>(reinterpret_cast<std::uint8_t*>(base) - offset);
 }
-// The objects are not standard-layout, yet GCC and clang lay members of a class without virtual bases at constant
-// offsets; the pragma says that we know.
+// The objects are not standard-layout, yet GCC and clang lay members of a class without virtual
+// bases at constant offsets; the pragma says that we know.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
 inline ProtectionDomain* from(ibv_pd* p) noexcept {
   return object_from<ProtectionDomain>(p, offsetof(ProtectionDomain, base));
 }
-inline MemoryRegion* from(ibv_mr* p) noexcept { return object_from<MemoryRegion>(p, offsetof(MemoryRegion, base)); }
+inline MemoryRegion* from(ibv_mr* p) noexcept {
+  return object_from<MemoryRegion>(p, offsetof(MemoryRegion, base));
+}
 inline CompletionChannel* from(ibv_comp_channel* p) noexcept {
   return object_from<CompletionChannel>(p, offsetof(CompletionChannel, base));
 }
@@ -259,7 +268,9 @@ inline CompletionQueue* from(ibv_cq* p) noexcept {
 inline SharedReceiveQueue* from(ibv_srq* p) noexcept {
   return object_from<SharedReceiveQueue>(p, offsetof(SharedReceiveQueue, base));
 }
-inline QueuePair* from(ibv_qp* p) noexcept { return object_from<QueuePair>(p, offsetof(QueuePair, base)); }
+inline QueuePair* from(ibv_qp* p) noexcept {
+  return object_from<QueuePair>(p, offsetof(QueuePair, base));
+}
 inline Context* Context::from(ibv_context* context) noexcept {
   return object_from<Context>(context, offsetof(Context, verbs) + offsetof(verbs_context, context));
 }
@@ -272,14 +283,16 @@ struct Timing {
   std::uint32_t dreq_ms;      // SOFTRDMA_DREQ_MS: a peer that does not answer a disconnect
   std::uint32_t timewait_ms;  // SOFTRDMA_TIMEWAIT_MS: from the end of a connection to TIMEWAIT_EXIT
   std::uint32_t retry_ms;     // SOFTRDMA_RETRY_MS: until a send that nobody acknowledges fails
-  std::uint32_t rnr_ms;       // SOFTRDMA_RNR_MS: between two tries of a send with a finite rnr_retry
+  std::uint32_t
+      silence_ms;  // SOFTRDMA_SILENCE_MS: until a connected host that answers no packet is given up
+  std::uint32_t rnr_ms;  // SOFTRDMA_RNR_MS: between two tries of a send with a finite rnr_retry
 };
 
 struct Counters {
-  std::atomic<std::uint64_t> frames_sent{0}, frames_received{0}, bytes_sent{0}, bytes_received{0}, protocol_errors{0},
-      access_errors{0}, rnr_waits{0};
-  std::atomic<std::uint32_t> pds{0}, mrs{0}, cqs{0}, comp_channels{0}, srqs{0}, qps{0}, cm_ids{0}, event_channels{0},
-      links{0};
+  std::atomic<std::uint64_t> frames_sent{0}, frames_received{0}, bytes_sent{0}, bytes_received{0},
+      protocol_errors{0}, access_errors{0}, rnr_waits{0};
+  std::atomic<std::uint32_t> pds{0}, mrs{0}, cqs{0}, comp_channels{0}, srqs{0}, qps{0}, cm_ids{0},
+      event_channels{0}, links{0};
 };
 
 /// Everything that a process has one of. A forked child gets a new one (see Owned).
@@ -307,9 +320,11 @@ Globals& globals() noexcept;
 [[nodiscard]] Context* new_context() noexcept;
 
 /// `endpoint` is that of the rdma_cm id which the queue pair is for; without one it gets its own.
-[[nodiscard]] ibv_qp* create_queue_pair(ibv_pd* pd, ibv_qp_init_attr* init, std::shared_ptr<Endpoint> endpoint);
+[[nodiscard]] ibv_qp* create_queue_pair(ibv_pd* pd, ibv_qp_init_attr* init,
+                                        std::shared_ptr<Endpoint> endpoint);
 
-/// Adds a completion. With the CQ full: it fails, an asynchronous event says so and its queue pairs go to error.
+/// Adds a completion. With the CQ full: it fails, an asynchronous event says so and its queue pairs
+/// go to error.
 void push_completion(CompletionQueue& cq, const ibv_wc& wc, bool solicited) noexcept;
 void fail_cq(CompletionQueue& cq) noexcept;
 

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <sched.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,9 +36,12 @@ namespace {
 
 constexpr std::uint64_t kNodeGuid = 0x5cf7d3a001ULL;
 
-std::uint64_t network_order(std::uint64_t value) noexcept { return __builtin_bswap64(value); }
+std::uint64_t network_order(std::uint64_t value) noexcept {
+  return __builtin_bswap64(value);
+}
 
-// ---------------------------------------------------------------------------------------------- data path
+// ----------------------------------------------------------------------------------------------
+// data path
 
 int poll_cq(ibv_cq* base, int num_entries, ibv_wc* wc) {
   CompletionQueue* cq = from(base);
@@ -51,8 +54,8 @@ int poll_cq(ibv_cq* base, int num_entries, ibv_wc* wc) {
     cq->head = (cq->head + 1) & static_cast<std::uint32_t>(cq->ring.size() - 1);
     --cq->count;
   }
-  // This device needs a processor to run on: who polls in vain gives it one now and then, or with fewer processors than
-  // pollers each message would wait for the end of a time slice.
+  // This device needs a processor to run on: who polls in vain gives it one now and then, or with
+  // fewer processors than pollers each message would wait for the end of a time slice.
   constexpr std::uint32_t kVainPolls = 64;
   const bool yields = n == 0 && ++cq->vain_polls % kVainPolls == 0;
   if (n != 0) cq->vain_polls = 0;
@@ -60,7 +63,8 @@ int poll_cq(ibv_cq* base, int num_entries, ibv_wc* wc) {
   if (yields) ::sched_yield();
   if (plan.fail_poll_after != 0) {
     Faults& faults = Faults::instance();
-    const auto polled = faults.polled.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+    const auto polled =
+        faults.polled.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
     if (polled >= plan.fail_poll_after) {
       faults.count();
       errno = EIO;
@@ -126,7 +130,8 @@ bool fill_request(QueuePair& qp, const ibv_send_wr& wr, int& error) noexcept {
       return false;
   }
   const bool carries_data = wr.opcode == IBV_WR_SEND || wr.opcode == IBV_WR_SEND_WITH_IMM ||
-                            wr.opcode == IBV_WR_RDMA_WRITE || wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+                            wr.opcode == IBV_WR_RDMA_WRITE ||
+                            wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   request.inlined = (wr.send_flags & IBV_SEND_INLINE) != 0;
   if (request.inlined && (!carries_data || total > qp.cap.max_inline_data)) {
     error = EINVAL;
@@ -135,7 +140,8 @@ bool fill_request(QueuePair& qp, const ibv_send_wr& wr, int& error) noexcept {
   request.wr_id = wr.wr_id;
   request.total = static_cast<std::uint32_t>(total);
   request.opcode = wr.opcode;
-  if (wr.opcode == IBV_WR_SEND_WITH_IMM || wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) request.immediate = wr.imm_data;
+  if (wr.opcode == IBV_WR_SEND_WITH_IMM || wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+    request.immediate = wr.imm_data;
   request.num_sge = static_cast<std::uint32_t>(wr.num_sge);
   request.signaled = (wr.send_flags & IBV_SEND_SIGNALED) != 0;
   request.solicited = (wr.send_flags & IBV_SEND_SOLICITED) != 0;
@@ -149,7 +155,9 @@ bool fill_request(QueuePair& qp, const ibv_send_wr& wr, int& error) noexcept {
     }
   } else if (wr.num_sge != 0) {
     const std::uint32_t at = qp.sq_tail & (qp.sq_slots - 1);
-    std::copy_n(wr.sg_list, wr.num_sge, qp.sq_sges.begin() + static_cast<std::ptrdiff_t>(std::size_t{at} * qp.cap.max_send_sge));
+    std::copy_n(
+        wr.sg_list, wr.num_sge,
+        qp.sq_sges.begin() + static_cast<std::ptrdiff_t>(std::size_t{at} * qp.cap.max_send_sge));
   }
   qp.slot(qp.sq_tail) = request;
   return true;
@@ -266,7 +274,8 @@ int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
   return error;
 }
 
-// ---------------------------------------------------------------------------------------------- device
+// ----------------------------------------------------------------------------------------------
+// device
 
 void fill_device_attr(ibv_device_attr& attr) noexcept {
   std::memset(&attr, 0, sizeof attr);
@@ -296,7 +305,8 @@ void fill_device_attr(ibv_device_attr& attr) noexcept {
   attr.phys_port_cnt = 1;
 }
 
-int query_device_ex(ibv_context*, const ibv_query_device_ex_input*, ibv_device_attr_ex* attr, std::size_t size) {
+int query_device_ex(ibv_context*, const ibv_query_device_ex_input*, ibv_device_attr_ex* attr,
+                    std::size_t size) {
   ibv_device_attr_ex full;
   std::memset(&full, 0, sizeof full);
   fill_device_attr(full.orig_attr);
@@ -337,9 +347,11 @@ std::size_t list_gids(ibv_gid_entry* out, std::size_t max) noexcept {
     ibv_gid_entry entry{};
     if (a->ifa_addr->sa_family == AF_INET) {
       entry.gid.raw[10] = entry.gid.raw[11] = 0xFF;
-      std::memcpy(entry.gid.raw + 12, &reinterpret_cast<const sockaddr_in*>(a->ifa_addr)->sin_addr, 4);
+      std::memcpy(entry.gid.raw + 12, &reinterpret_cast<const sockaddr_in*>(a->ifa_addr)->sin_addr,
+                  4);
     } else if (a->ifa_addr->sa_family == AF_INET6) {
-      std::memcpy(entry.gid.raw, &reinterpret_cast<const sockaddr_in6*>(a->ifa_addr)->sin6_addr, 16);
+      std::memcpy(entry.gid.raw, &reinterpret_cast<const sockaddr_in6*>(a->ifa_addr)->sin6_addr,
+                  16);
     } else {
       continue;
     }
@@ -378,7 +390,9 @@ ibv_srq* create_srq_ex(ibv_context*, ibv_srq_init_attr_ex*) {
   return nullptr;
 }
 
-int get_srq_num(ibv_srq*, std::uint32_t*) { return EOPNOTSUPP; }
+int get_srq_num(ibv_srq*, std::uint32_t*) {
+  return EOPNOTSUPP;
+}
 
 int close_xrcd(ibv_xrcd*) {
   unsupported("ibv_close_xrcd");
@@ -390,10 +404,12 @@ int compat_query_device(ibv_context*, ibv_device_attr* attr) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- memory
+// ----------------------------------------------------------------------------------------------
+// memory
 
-/// Whether this process has [address, address + length) mapped, and writable if need be: the kernel pins the pages of
-/// a region and refuses others, and the engine must never fault on a peer's behalf.
+/// Whether this process has [address, address + length) mapped, and writable if need be: the kernel
+/// pins the pages of a region and refuses others, and the engine must never fault on a peer's
+/// behalf.
 bool mapped(std::uint64_t address, std::uint64_t length, bool writable) noexcept {
   const int fd = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return true;  // no /proc: nothing to check with
@@ -413,7 +429,8 @@ bool mapped(std::uint64_t address, std::uint64_t length, bool writable) noexcept
     std::uint64_t low = 0;
     std::uint64_t high = 0;
     char rights[5] = {};
-    if (!start || std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &low, &high, rights) != 3) continue;
+    if (!start || std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &low, &high, rights) != 3)
+      continue;
     if (high <= at) continue;
     if (low > at) break;
     if (rights[0] != 'r' || (writable && rights[1] != 'w')) break;
@@ -423,12 +440,14 @@ bool mapped(std::uint64_t address, std::uint64_t length, bool writable) noexcept
   return at >= end;
 }
 
-ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova, unsigned access) {
+ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                        unsigned access) {
   ProtectionDomain* domain = from(pd);
   if (!domain->usable("ibv_reg_mr")) return nullptr;
   if (Faults::instance().fails(FaultPoint::kRegMr)) return nullptr;
   constexpr unsigned kWrites = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-  if (length == 0 || reinterpret_cast<std::uint64_t>(address) + length < length || iova + length < length ||
+  if (length == 0 || reinterpret_cast<std::uint64_t>(address) + length < length ||
+      iova + length < length ||
       ((access & kWrites) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
     errno = EINVAL;
     return nullptr;
@@ -441,7 +460,8 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
     unsupported("ibv_reg_mr", "zero-based regions");
     return nullptr;
   }
-  if (!mapped(reinterpret_cast<std::uint64_t>(address), length, (access & IBV_ACCESS_LOCAL_WRITE) != 0)) {
+  if (!mapped(reinterpret_cast<std::uint64_t>(address), length,
+              (access & IBV_ACCESS_LOCAL_WRITE) != 0)) {
     errno = EFAULT;
     return nullptr;
   }
@@ -459,9 +479,11 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
   return &mr->base;
 }
 
-// ---------------------------------------------------------------------------------------------- objects' ends
+// ----------------------------------------------------------------------------------------------
+// objects' ends
 
-/// Waits until the user has acknowledged each event that ibv_get_async_event or ibv_get_cq_event handed out.
+/// Waits until the user has acknowledged each event that ibv_get_async_event or ibv_get_cq_event
+/// handed out.
 template <class Object, class Done>
 void wait_for_acks(Object* base, Done&& done) noexcept {
   ::pthread_mutex_lock(&base->mutex);
@@ -531,7 +553,8 @@ ibv_qp* create_queue_pair(ibv_pd* pd, ibv_qp_init_attr* init, std::shared_ptr<En
     const std::lock_guard lock(all.mu);
     constexpr std::uint32_t kFirst = 0x11;
     if (Faults::instance().plan().reuse_qp_numbers) all.next_qp_number = kFirst;
-    while (all.next_qp_number < kFirst || all.next_qp_number > 0xFFFFFE || all.qps.contains(all.next_qp_number)) {
+    while (all.next_qp_number < kFirst || all.next_qp_number > 0xFFFFFE ||
+           all.qps.contains(all.next_qp_number)) {
       all.next_qp_number = all.next_qp_number >= 0xFFFFFE ? kFirst : all.next_qp_number + 1;
     }
     base.qp_num = all.next_qp_number++;
@@ -596,7 +619,8 @@ Context* new_context() noexcept {
 
 extern "C" {
 
-// ---------------------------------------------------------------------------------------------- devices
+// ----------------------------------------------------------------------------------------------
+// devices
 
 ibv_device** ibv_get_device_list(int* num_devices) {
   auto** list = static_cast<ibv_device**>(std::calloc(2, sizeof(ibv_device*)));
@@ -605,10 +629,18 @@ ibv_device** ibv_get_device_list(int* num_devices) {
   if (num_devices != nullptr) *num_devices = 1;
   return list;
 }
-void ibv_free_device_list(ibv_device** list) { std::free(list); }
-const char* ibv_get_device_name(ibv_device* d) { return d->name; }
-int ibv_get_device_index(ibv_device*) { return 0; }
-__be64 ibv_get_device_guid(ibv_device*) { return network_order(kNodeGuid); }
+void ibv_free_device_list(ibv_device** list) {
+  std::free(list);
+}
+const char* ibv_get_device_name(ibv_device* d) {
+  return d->name;
+}
+int ibv_get_device_index(ibv_device*) {
+  return 0;
+}
+__be64 ibv_get_device_guid(ibv_device*) {
+  return network_order(kNodeGuid);
+}
 
 ibv_context* ibv_open_device(ibv_device*) {
   if (Faults::instance().fails(FaultPoint::kOpenDevice)) return nullptr;
@@ -618,7 +650,8 @@ ibv_context* ibv_open_device(ibv_device*) {
 int ibv_close_device(ibv_context* base) {
   Context* context = Context::from(base);
   if (!context->usable(__func__)) return -1;
-  if (context == globals().cm_context) return 0;  // shared by all rdma_cm ids, never closed, as in librdmacm
+  if (context == globals().cm_context)
+    return 0;  // shared by all rdma_cm ids, never closed, as in librdmacm
   free_context(context);
   return 0;
 }
@@ -629,7 +662,8 @@ int ibv_query_device(ibv_context*, ibv_device_attr* attr) {
 }
 int ibv_query_port(ibv_context* context, std::uint8_t port, _compat_ibv_port_attr* attr) {
   // The caller's struct ends where the first version of it did.
-  return query_port(context, port, reinterpret_cast<ibv_port_attr*>(attr), offsetof(ibv_port_attr, port_cap_flags2));
+  return query_port(context, port, reinterpret_cast<ibv_port_attr*>(attr),
+                    offsetof(ibv_port_attr, port_cap_flags2));
 }
 int ibv_query_gid(ibv_context*, std::uint8_t port, int index, ibv_gid* gid) {
   ibv_gid_entry entries[kGidsMax];
@@ -677,7 +711,8 @@ int ibv_get_pkey_index(ibv_context*, std::uint8_t port, __be16 pkey) {
   return -1;
 }
 
-// ---------------------------------------------------------------------------------------------- domains, memory
+// ----------------------------------------------------------------------------------------------
+// domains, memory
 
 ibv_pd* ibv_alloc_pd(ibv_context* base) {
   if (!Context::from(base)->usable(__func__)) return nullptr;
@@ -698,12 +733,15 @@ int ibv_dealloc_pd(ibv_pd* base) {
 }
 
 ibv_mr* ibv_reg_mr(ibv_pd* pd, void* addr, std::size_t length, int access) {
-  return register_memory(pd, addr, length, reinterpret_cast<std::uint64_t>(addr), static_cast<unsigned>(access));
+  return register_memory(pd, addr, length, reinterpret_cast<std::uint64_t>(addr),
+                         static_cast<unsigned>(access));
 }
-ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* addr, std::size_t length, std::uint64_t iova, int access) {
+ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* addr, std::size_t length, std::uint64_t iova,
+                        int access) {
   return register_memory(pd, addr, length, iova, static_cast<unsigned>(access));
 }
-ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* addr, std::size_t length, std::uint64_t iova, unsigned access) {
+ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* addr, std::size_t length, std::uint64_t iova,
+                         unsigned access) {
   // Optional flags may be ignored by definition; there is nothing to relax here.
   return register_memory(pd, addr, length, iova, access & ~IBV_ACCESS_OPTIONAL_RANGE);
 }
@@ -716,8 +754,8 @@ int ibv_rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* addr, std::size_t le
   const bool moves = (flags & IBV_REREG_MR_CHANGE_TRANSLATION) != 0;
   if ((flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0 || flags == 0 || (moves && length == 0) ||
       ((now & kWrites) != 0 && (now & IBV_ACCESS_LOCAL_WRITE) == 0) ||
-      !mapped(reinterpret_cast<std::uint64_t>(moves ? addr : base->addr), moves ? length : base->length,
-              (now & IBV_ACCESS_LOCAL_WRITE) != 0)) {
+      !mapped(reinterpret_cast<std::uint64_t>(moves ? addr : base->addr),
+              moves ? length : base->length, (now & IBV_ACCESS_LOCAL_WRITE) != 0)) {
     errno = EINVAL;
     return IBV_REREG_MR_ERR_INPUT;
   }
@@ -748,7 +786,8 @@ int ibv_dereg_mr(ibv_mr* base) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- completion queues
+// ----------------------------------------------------------------------------------------------
+// completion queues
 
 ibv_comp_channel* ibv_create_comp_channel(ibv_context* base) {
   if (!Context::from(base)->usable(__func__)) return nullptr;
@@ -777,7 +816,8 @@ int ibv_destroy_comp_channel(ibv_comp_channel* base) {
   return 0;
 }
 
-ibv_cq* ibv_create_cq(ibv_context* context, int cqe, void* cq_context, ibv_comp_channel* channel, int comp_vector) {
+ibv_cq* ibv_create_cq(ibv_context* context, int cqe, void* cq_context, ibv_comp_channel* channel,
+                      int comp_vector) {
   if (!Context::from(context)->usable(__func__)) return nullptr;
   if (Faults::instance().fails(FaultPoint::kCreateCq)) return nullptr;
   if (cqe <= 0 || static_cast<std::uint32_t>(cqe) > kCqeMax || comp_vector < 0 ||
@@ -815,7 +855,8 @@ int ibv_resize_cq(ibv_cq* base, int cqe) {
   const std::uint32_t slots = ring_slots(static_cast<std::uint32_t>(cqe));
   if (cq->count > slots - 1) return EINVAL;
   std::vector<ibv_wc> fresh(slots);
-  for (std::uint32_t i = 0; i < cq->count; ++i) fresh[i] = cq->ring[(cq->head + i) & (cq->ring.size() - 1)];
+  for (std::uint32_t i = 0; i < cq->count; ++i)
+    fresh[i] = cq->ring[(cq->head + i) & (cq->ring.size() - 1)];
   cq->ring.swap(fresh);
   cq->head = 0;
   cq->capacity = slots - 1;
@@ -838,16 +879,20 @@ int ibv_destroy_cq(ibv_cq* base) {
   std::uint32_t comp_reported = 0;
   std::uint32_t async_reported = 0;
   if (cq->channel != nullptr) {
-    cq->channel->events.remove_if([cq](CompletionQueue* other) { return other == cq; }, [](CompletionQueue*) {});
+    cq->channel->events.remove_if([cq](CompletionQueue* other) { return other == cq; },
+                                  [](CompletionQueue*) {});
     cq->channel->events.locked([&] { comp_reported = cq->comp_events_reported; });
   }
   auto& async = Context::from(base->context)->async;
   async.remove_if(
-      [base](const ibv_async_event& e) { return e.event_type == IBV_EVENT_CQ_ERR && e.element.cq == base; },
+      [base](const ibv_async_event& e) {
+        return e.event_type == IBV_EVENT_CQ_ERR && e.element.cq == base;
+      },
       [](const ibv_async_event&) {});
   async.locked([&] { async_reported = cq->async_events_reported; });
   wait_for_acks(base, [&] {
-    return base->comp_events_completed == comp_reported && base->async_events_completed == async_reported;
+    return base->comp_events_completed == comp_reported &&
+           base->async_events_completed == async_reported;
   });
   if (cq->channel != nullptr) {
     const std::lock_guard lock(cq->channel->mu);
@@ -877,7 +922,8 @@ void ibv_ack_cq_events(ibv_cq* base, unsigned int nevents) {
   ::pthread_mutex_unlock(&base->mutex);
 }
 
-// ---------------------------------------------------------------------------------------------- asynchronous events
+// ----------------------------------------------------------------------------------------------
+// asynchronous events
 
 int ibv_get_async_event(ibv_context* base, ibv_async_event* event) {
   Context* context = Context::from(base);
@@ -908,7 +954,9 @@ void ibv_ack_async_event(ibv_async_event* event) {
     ::pthread_mutex_unlock(&object->mutex);
   };
   switch (event->event_type) {
-    case IBV_EVENT_CQ_ERR: acknowledge(event->element.cq, event->element.cq->async_events_completed); return;
+    case IBV_EVENT_CQ_ERR:
+      acknowledge(event->element.cq, event->element.cq->async_events_completed);
+      return;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
@@ -916,20 +964,26 @@ void ibv_ack_async_event(ibv_async_event* event) {
     case IBV_EVENT_SQ_DRAINED:
     case IBV_EVENT_PATH_MIG:
     case IBV_EVENT_PATH_MIG_ERR:
-    case IBV_EVENT_QP_LAST_WQE_REACHED: acknowledge(event->element.qp, event->element.qp->events_completed); return;
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      acknowledge(event->element.qp, event->element.qp->events_completed);
+      return;
     case IBV_EVENT_SRQ_ERR:
-    case IBV_EVENT_SRQ_LIMIT_REACHED: acknowledge(event->element.srq, event->element.srq->events_completed); return;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      acknowledge(event->element.srq, event->element.srq->events_completed);
+      return;
     default: return;
   }
 }
 
-// ---------------------------------------------------------------------------------------------- shared receive queues
+// ----------------------------------------------------------------------------------------------
+// shared receive queues
 
 ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* init) {
   ProtectionDomain* domain = from(pd);
   if (!domain->usable(__func__)) return nullptr;
   if (Faults::instance().fails(FaultPoint::kCreateSrq)) return nullptr;
-  if (init->attr.max_wr == 0 || init->attr.max_wr > kQueueDepthMax || init->attr.max_sge > kSgeMax) {
+  if (init->attr.max_wr == 0 || init->attr.max_wr > kQueueDepthMax ||
+      init->attr.max_sge > kSgeMax) {
     errno = EINVAL;
     return nullptr;
   }
@@ -995,9 +1049,12 @@ int ibv_destroy_srq(ibv_srq* base) {
   return 0;
 }
 
-// ---------------------------------------------------------------------------------------------- queue pairs
+// ----------------------------------------------------------------------------------------------
+// queue pairs
 
-ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* init) { return create_queue_pair(pd, init, nullptr); }
+ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* init) {
+  return create_queue_pair(pd, init, nullptr);
+}
 
 int ibv_destroy_qp(ibv_qp* base) {
   QueuePair* qp = from(base);
@@ -1010,7 +1067,8 @@ int ibv_destroy_qp(ibv_qp* base) {
   {
     const std::lock_guard lock(qp->endpoint->mu);
     if (qp->receiving && qp->state != IBV_QPS_ERR) {
-      // A shared receive queue's buffer that this queue pair holds half-filled would otherwise never come back.
+      // A shared receive queue's buffer that this queue pair holds half-filled would otherwise
+      // never come back.
       ibv_wc wc{};
       wc.wr_id = qp->receive.wr_id;
       wc.status = IBV_WC_WR_FLUSH_ERR;
@@ -1059,8 +1117,8 @@ int ibv_destroy_qp(ibv_qp* base) {
 namespace softrdma {
 namespace {
 
-/// Wires two queue pairs of this process that name each other, once both are ready to receive. Between processes there
-/// is no way to find a queue pair by its number alone.
+/// Wires two queue pairs of this process that name each other, once both are ready to receive.
+/// Between processes there is no way to find a queue pair by its number alone.
 int wire_pair(QueuePair* qp, std::uint32_t dest) {
   std::shared_ptr<Endpoint> mine = qp->endpoint;
   std::shared_ptr<Endpoint> other;
@@ -1069,7 +1127,8 @@ int wire_pair(QueuePair* qp, std::uint32_t dest) {
     const std::lock_guard lock(all.mu);
     const auto found = all.qps.find(dest);
     if (found == all.qps.end() || found->second->on_cm_id) {
-      unsupported("ibv_modify_qp", "reaching a queue pair of another process by its number; use rdma_cm");
+      unsupported("ibv_modify_qp",
+                  "reaching a queue pair of another process by its number; use rdma_cm");
       return EOPNOTSUPP;
     }
     other = found->second->endpoint;
@@ -1081,8 +1140,8 @@ int wire_pair(QueuePair* qp, std::uint32_t dest) {
   std::scoped_lock lock(mine->mu, other->mu);
   mine->remote_qpn = dest;
   QueuePair* peer = other->qp;
-  if (peer == nullptr || other->remote_qpn != qp->qp()->qp_num || other->has_link() || mine->has_link() ||
-      (peer->state != IBV_QPS_RTR && peer->state != IBV_QPS_RTS)) {
+  if (peer == nullptr || other->remote_qpn != qp->qp()->qp_num || other->has_link() ||
+      mine->has_link() || (peer->state != IBV_QPS_RTR && peer->state != IBV_QPS_RTS)) {
     return 0;  // the other one's turn is still to come
   }
   int fds[2];
@@ -1112,10 +1171,11 @@ int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) {
     if ((mask & IBV_QP_STATE) != 0) {
       to = attr->qp_state;
       const ibv_qp_state now = qp->state;
-      const bool allowed = to == IBV_QPS_ERR || to == IBV_QPS_RESET || to == now ||
-                           (now == IBV_QPS_RESET && to == IBV_QPS_INIT) ||
-                           (now == IBV_QPS_INIT && to == IBV_QPS_RTR) || (now == IBV_QPS_RTR && to == IBV_QPS_RTS) ||
-                           (now == IBV_QPS_RTS && to == IBV_QPS_SQD) || (now == IBV_QPS_SQD && to == IBV_QPS_RTS);
+      const bool allowed =
+          to == IBV_QPS_ERR || to == IBV_QPS_RESET || to == now ||
+          (now == IBV_QPS_RESET && to == IBV_QPS_INIT) ||
+          (now == IBV_QPS_INIT && to == IBV_QPS_RTR) || (now == IBV_QPS_RTR && to == IBV_QPS_RTS) ||
+          (now == IBV_QPS_RTS && to == IBV_QPS_SQD) || (now == IBV_QPS_SQD && to == IBV_QPS_RTS);
       if (!allowed || (to == IBV_QPS_ERR && now == IBV_QPS_RESET)) return EINVAL;
       wires = to == IBV_QPS_RTR && now == IBV_QPS_INIT && !qp->on_cm_id;
       if (wires && (mask & IBV_QP_DEST_QPN) == 0) return EINVAL;
@@ -1124,7 +1184,8 @@ int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) {
         return EOPNOTSUPP;
       }
     }
-    if ((mask & IBV_QP_ACCESS_FLAGS) != 0) qp->access = attr->qp_access_flags | IBV_ACCESS_LOCAL_WRITE;
+    if ((mask & IBV_QP_ACCESS_FLAGS) != 0)
+      qp->access = attr->qp_access_flags | IBV_ACCESS_LOCAL_WRITE;
     if ((mask & IBV_QP_RNR_RETRY) != 0) qp->rnr_retry = attr->rnr_retry & 7;
     if ((mask & IBV_QP_PORT) != 0) {
       if (attr->port_num != 1) return EINVAL;
@@ -1140,7 +1201,8 @@ int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) {
     if ((mask & IBV_QP_RETRY_CNT) != 0) qp->attr.retry_cnt = attr->retry_cnt;
     if ((mask & IBV_QP_MIN_RNR_TIMER) != 0) qp->attr.min_rnr_timer = attr->min_rnr_timer;
     if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0) qp->attr.max_rd_atomic = attr->max_rd_atomic;
-    if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0) qp->attr.max_dest_rd_atomic = attr->max_dest_rd_atomic;
+    if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0)
+      qp->attr.max_dest_rd_atomic = attr->max_dest_rd_atomic;
     if (to == IBV_QPS_ERR) {
       qp->endpoint->to_error();
     } else if (to == IBV_QPS_RESET) {
@@ -1193,12 +1255,19 @@ int ibv_query_qp(ibv_qp* base, ibv_qp_attr* attr, int /*mask*/, ibv_qp_init_attr
   return 0;
 }
 
-int ibv_query_qp_data_in_order(ibv_qp*, ibv_wr_opcode, std::uint32_t) { return 0; }
+int ibv_query_qp_data_in_order(ibv_qp*, ibv_wr_opcode, std::uint32_t) {
+  return 0;
+}
 
-int ibv_fork_init() { return 0; }
-ibv_fork_status ibv_is_fork_initialized() { return IBV_FORK_UNNEEDED; }
+int ibv_fork_init() {
+  return 0;
+}
+ibv_fork_status ibv_is_fork_initialized() {
+  return IBV_FORK_UNNEEDED;
+}
 
-// ---------------------------------------------------------------------------------------------- controls
+// ----------------------------------------------------------------------------------------------
+// controls
 
 int softrdma_set_faults(const char* spec, std::uint64_t seed) {
   FaultPlan plan;
@@ -1216,16 +1285,30 @@ int softrdma_check_faults(const char* spec, char* message, std::size_t message_s
   if (message_size != 0) std::snprintf(message, message_size, "%s", error.c_str());
   return error.empty() ? 0 : EINVAL;
 }
-std::uint64_t softrdma_fault_calls(const char* point) { return Faults::instance().calls(point); }
+std::uint64_t softrdma_fault_calls(const char* point) {
+  return Faults::instance().calls(point);
+}
 
 void softrdma_get_stats(softrdma_stats* stats) {
   const Counters& c = globals().counters;
   const auto get = [](const auto& value) { return value.load(std::memory_order_relaxed); };
-  *stats = softrdma_stats{get(c.frames_sent),   get(c.frames_received), get(c.bytes_sent), get(c.bytes_received),
-                          get(c.protocol_errors), get(c.access_errors), Faults::instance().injected(),
-                          get(c.rnr_waits),     get(c.pds),             get(c.mrs),        get(c.cqs),
-                          get(c.comp_channels), get(c.srqs),            get(c.qps),        get(c.cm_ids),
-                          get(c.event_channels), get(c.links)};
+  *stats = softrdma_stats{get(c.frames_sent),
+                          get(c.frames_received),
+                          get(c.bytes_sent),
+                          get(c.bytes_received),
+                          get(c.protocol_errors),
+                          get(c.access_errors),
+                          Faults::instance().injected(),
+                          get(c.rnr_waits),
+                          get(c.pds),
+                          get(c.mrs),
+                          get(c.cqs),
+                          get(c.comp_channels),
+                          get(c.srqs),
+                          get(c.qps),
+                          get(c.cm_ids),
+                          get(c.event_channels),
+                          get(c.links)};
 }
 
 int softrdma_force_cq_error(ibv_cq* cq) {

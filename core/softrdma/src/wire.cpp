@@ -54,19 +54,11 @@ bool shape_of(FrameType type, Shape& shape) noexcept {
     case FrameType::kDisconnectReply:
       shape = {false, false, false, false, false, false, 0};
       return true;
-    case FrameType::kSend:
-      shape = {true, true, false, true, true, false, -1};
-      return true;
-    case FrameType::kWrite:
-      shape = {true, true, true, true, true, false, -1};
-      return true;
-    case FrameType::kReadRequest:
-      shape = {false, true, true, true, false, false, 0};
-      return true;
+    case FrameType::kSend: shape = {true, true, false, true, true, false, -1}; return true;
+    case FrameType::kWrite: shape = {true, true, true, true, true, false, -1}; return true;
+    case FrameType::kReadRequest: shape = {false, true, true, true, false, false, 0}; return true;
     case FrameType::kCompareSwap:
-    case FrameType::kFetchAdd:
-      shape = {false, true, true, false, false, false, 16};
-      return true;
+    case FrameType::kFetchAdd: shape = {false, true, true, false, false, false, 16}; return true;
     case FrameType::kReadResponse:
       shape = {false, true, false, true, false, false, -1};
       return true;
@@ -78,9 +70,7 @@ bool shape_of(FrameType type, Shape& shape) noexcept {
     case FrameType::kReceiverReady:
       shape = {false, true, false, false, false, false, 0};
       return true;
-    case FrameType::kNak:
-      shape = {false, true, false, false, false, true, 0};
-      return true;
+    case FrameType::kNak: shape = {false, true, false, false, false, true, 0}; return true;
   }
   return false;
 }
@@ -94,14 +84,17 @@ const char* check(const Header& h) noexcept {
   if (!shape.address && (h.address != 0 || h.rkey != 0)) return "address on a frame that has none";
   if (!shape.range && (h.total != 0 || h.offset != 0)) return "range on a frame that has none";
   if (!shape.aux && h.aux != 0) return "aux on a frame that has none";
-  if (h.immediate != 0 && (!shape.immediate || (h.flags & kFlagImmediate) == 0)) return "immediate without its flag";
+  if (h.immediate != 0 && (!shape.immediate || (h.flags & kFlagImmediate) == 0))
+    return "immediate without its flag";
   if (h.total > kMessageMax) return "message too long";
   if (shape.payload >= 0) {
-    if (h.payload_length != static_cast<std::uint32_t>(shape.payload)) return "wrong payload length";
+    if (h.payload_length != static_cast<std::uint32_t>(shape.payload))
+      return "wrong payload length";
     if (h.offset != 0) return "offset on a frame without data";
   } else {
     if (h.payload_length > kFragmentMax) return "fragment too long";
-    if (h.offset > h.total || h.payload_length > h.total - h.offset) return "fragment beyond its message";
+    if (h.offset > h.total || h.payload_length > h.total - h.offset)
+      return "fragment beyond its message";
     if (h.payload_length == 0 && h.total != 0) return "empty fragment";
   }
   if (h.type == FrameType::kNak && (h.aux < 1 || h.aux > 4)) return "unknown error code";
@@ -117,7 +110,8 @@ std::uint32_t crc32c(std::span<const std::uint8_t> bytes) noexcept {
 }
 
 std::uint64_t load64(const std::uint8_t* from) noexcept {
-  return static_cast<std::uint64_t>(get32(from)) | static_cast<std::uint64_t>(get32(from + 4)) << 32;
+  return static_cast<std::uint64_t>(get32(from)) | static_cast<std::uint64_t>(get32(from + 4))
+                                                       << 32;
 }
 void store64(std::uint8_t* to, std::uint64_t value) noexcept {
   put32(to, static_cast<std::uint32_t>(value));

@@ -7,10 +7,10 @@
 
 /// The wire format: a stream of frames over one TCP connection per queue pair.
 ///
-/// Every frame starts with the same 48-byte header, little-endian, and carries `payload_length` bytes after it. The
-/// header has a CRC-32C over itself, a magic and a version. Fields that a frame type does not use must be zero. The
-/// decoder is strict and allocates nothing; the largest payload is bounded, so that a peer's numbers never size a
-/// buffer.
+/// Every frame starts with the same 48-byte header, little-endian, and carries `payload_length`
+/// bytes after it. The header has a CRC-32C over itself, a magic and a version. Fields that a frame
+/// type does not use must be zero. The decoder is strict and allocates nothing; the largest payload
+/// is bounded, so that a peer's numbers never size a buffer.
 namespace softrdma::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31445253;  // "SRD1" as bytes
@@ -19,8 +19,8 @@ inline constexpr std::size_t kHeaderSize = 48;
 /// Messages are cut into frames of at most this payload, so that acknowledgements get between them.
 inline constexpr std::uint32_t kFragmentMax = 64 * 1024;
 inline constexpr std::uint32_t kMessageMax = 1U << 31;
-/// Sizes of the private data as the InfiniBand connection manager has them (request less the IP header that rdma_cm
-/// puts before it). The receiver always sees the full size, padded with zeros.
+/// Sizes of the private data as the InfiniBand connection manager has them (request less the IP
+/// header that rdma_cm puts before it). The receiver always sees the full size, padded with zeros.
 inline constexpr std::size_t kRequestPrivateSize = 56;
 inline constexpr std::size_t kReplyPrivateSize = 196;
 inline constexpr std::size_t kRejectPrivateSize = 148;
@@ -33,15 +33,15 @@ enum class FrameType : std::uint8_t {
   kReady = 4,
   kDisconnectRequest = 5,
   kDisconnectReply = 6,
-  kSend = 16,           // sequence, total, offset, imm; payload: data
-  kWrite = 17,          // the same with address and rkey of the message's start
-  kReadRequest = 18,    // sequence, address, rkey, total
-  kCompareSwap = 19,    // sequence, address, rkey; payload: compare, swap
-  kFetchAdd = 20,       // sequence, address, rkey; payload: add, zero
-  kReadResponse = 32,   // sequence, total, offset; payload: data
-  kAtomicResponse = 33, // sequence; payload: the value before
-  kAck = 34,            // sequence: it and all before it are placed
-  kNak = 35,            // sequence, aux: NakCode
+  kSend = 16,              // sequence, total, offset, imm; payload: data
+  kWrite = 17,             // the same with address and rkey of the message's start
+  kReadRequest = 18,       // sequence, address, rkey, total
+  kCompareSwap = 19,       // sequence, address, rkey; payload: compare, swap
+  kFetchAdd = 20,          // sequence, address, rkey; payload: add, zero
+  kReadResponse = 32,      // sequence, total, offset; payload: data
+  kAtomicResponse = 33,    // sequence; payload: the value before
+  kAck = 34,               // sequence: it and all before it are placed
+  kNak = 35,               // sequence, aux: NakCode
   kReceiverNotReady = 36,  // sequence that met no receive; it and all after it are to be sent again
   kReceiverReady = 37,     // sequence: a receive has been posted, send again
 };
@@ -88,10 +88,12 @@ struct ConnParam {
 void encode(const Header& header, std::span<std::uint8_t, kHeaderSize> out) noexcept;
 
 /// Nullptr when `bytes` is a valid header, else what is wrong with it.
-[[nodiscard]] const char* decode(std::span<const std::uint8_t, kHeaderSize> bytes, Header& out) noexcept;
+[[nodiscard]] const char* decode(std::span<const std::uint8_t, kHeaderSize> bytes,
+                                 Header& out) noexcept;
 
 void encode(const ConnParam& param, std::span<std::uint8_t, kConnParamSize> out) noexcept;
-[[nodiscard]] const char* decode(std::span<const std::uint8_t, kConnParamSize> bytes, ConnParam& out) noexcept;
+[[nodiscard]] const char* decode(std::span<const std::uint8_t, kConnParamSize> bytes,
+                                 ConnParam& out) noexcept;
 
 /// CRC-32C (Castagnoli), as in RFC 3720.
 [[nodiscard]] std::uint32_t crc32c(std::span<const std::uint8_t> bytes) noexcept;

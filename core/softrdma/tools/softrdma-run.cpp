@@ -43,24 +43,28 @@ std::string default_library() {
   std::string dir(path, static_cast<std::size_t>(n));
   dir.erase(dir.rfind('/'));
   std::string tried;
-  for (const char* relative : {"/../lib/libsoftrdma.so", "/libsoftrdma.so", "/../lib/x86_64-linux-gnu/libsoftrdma.so",
-                               "/../lib64/libsoftrdma.so"}) {
+  for (const char* relative :
+       {"/../lib/libsoftrdma.so", "/libsoftrdma.so", "/../lib/x86_64-linux-gnu/libsoftrdma.so",
+        "/../lib64/libsoftrdma.so"}) {
     const std::string candidate = dir + relative;
     char real[PATH_MAX];
     if (::realpath(candidate.c_str(), real) != nullptr && ::access(real, R_OK) == 0) return real;
     tried += "\n  " + candidate;
   }
-  die(125, "libsoftrdma.so is not beside me; looked at:" + tried + "\nbuild it (target softrdma) or give --library");
+  die(125, "libsoftrdma.so is not beside me; looked at:" + tried +
+               "\nbuild it (target softrdma) or give --library");
 }
 
-/// The loader only warns about a file that it cannot preload, and the program would look for real devices then.
+/// The loader only warns about a file that it cannot preload, and the program would look for real
+/// devices then.
 void check_library(const std::string& file) {
   std::FILE* f = std::fopen(file.c_str(), "rb");
   if (f == nullptr) die(125, file + ": " + std::strerror(errno));
   unsigned char head[EI_NIDENT] = {};
   const std::size_t n = std::fread(head, 1, sizeof head, f);
   std::fclose(f);
-  if (n != sizeof head || std::memcmp(head, ELFMAG, SELFMAG) != 0) die(125, file + " is not a shared library");
+  if (n != sizeof head || std::memcmp(head, ELFMAG, SELFMAG) != 0)
+    die(125, file + " is not a shared library");
   if (file.find_first_of(" :") != std::string::npos) {
     die(125, "LD_PRELOAD cannot hold a path with a space or colon: " + file);
   }
@@ -90,13 +94,15 @@ int main(int argc, char** argv) {
     if (const auto equals = option.find('='); equals != std::string_view::npos) {
       value = option.substr(equals + 1);
       option = option.substr(0, equals);
-    } else if (option == "--faults" || option == "--seed" || option == "--log" || option == "--library") {
+    } else if (option == "--faults" || option == "--seed" || option == "--log" ||
+               option == "--library") {
       if (++i == argc) die(125, std::string(option) + " wants a value");
       value = argv[i];
     }
     if (option == "--faults") {
       softrdma::FaultPlan plan;
-      if (const std::string error = softrdma::parse_faults(value, 0, plan); !error.empty()) die(125, error);
+      if (const std::string error = softrdma::parse_faults(value, 0, plan); !error.empty())
+        die(125, error);
       ::setenv("SOFTRDMA_FAULTS", value.c_str(), 1);
     } else if (option == "--seed") {
       if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) {
@@ -105,7 +111,8 @@ int main(int argc, char** argv) {
       ::setenv("SOFTRDMA_SEED", value.c_str(), 1);
     } else if (option == "--log") {
       bool known = false;
-      for (const char* level : {"none", "error", "warning", "info", "debug"}) known |= value == level;
+      for (const char* level : {"none", "error", "warning", "info", "debug"})
+        known |= value == level;
       if (!known) die(125, "--log wants none, error, warning, info or debug, not '" + value + "'");
       ::setenv("SOFTRDMA_LOG", value.c_str(), 1);
     } else if (option == "--library") {

@@ -201,7 +201,6 @@ Collector::Collector(CompletionSource& source, std::uint32_t budget)
 void Collector::collect(std::size_t count, const std::function<void(const ibv_wc&)>& take) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::size_t got = 0;
-  bool woken = false;
   while (got < count) {
     const PollOutcome outcome = source_.poll(buffer_);
     if (outcome.fault != SourceFault::none) {
@@ -209,8 +208,6 @@ void Collector::collect(std::size_t count, const std::function<void(const ibv_wc
     }
     for (const ibv_wc& wc : std::span(buffer_).first(outcome.count)) take(wc);
     got += outcome.count;
-    if (woken && outcome.count == 0) ++empty_wakes;
-    woken = false;
     if (outcome.count != 0) continue;  // with its budget used up or not: it was not seen empty
     if (std::chrono::steady_clock::now() > deadline) {
       throw std::runtime_error(std::to_string(got) + " of " + std::to_string(count) +
@@ -218,15 +215,9 @@ void Collector::collect(std::size_t count, const std::function<void(const ibv_wc
     }
     // Seen empty since the last re-arm: may sleep.
     pollfd descriptor{source_.wait_fd(), POLLIN, 0};
-    ++sleeps;
-    const int ready = ::poll(&descriptor, 1, 1000);
-    if (ready < 0 && errno == EINTR) ++interruptions;
+    (void)::poll(&descriptor, 1, 1000);  // a signal may end it as well
     EventOutcome event = source_.consume_event();
-    while (event.kind == EventOutcome::Kind::consumed) {
-      woken = true;
-      ++events;
-      event = source_.consume_event();
-    }
+    while (event.kind == EventOutcome::Kind::consumed) event = source_.consume_event();
     if (event.kind == EventOutcome::Kind::failed) {
       throw std::runtime_error("taking an event failed: " + std::string(to_string(event.fault)));
     }

@@ -100,10 +100,6 @@ class Collector {
   Collector(CompletionSource& source, std::uint32_t budget = 32);
   /// Gives each completion to `take` until there were `count`. Throws after kPatience.
   void collect(std::size_t count, const std::function<void(const ibv_wc&)>& take);
-  std::uint64_t sleeps = 0;
-  std::uint64_t events = 0;
-  std::uint64_t empty_wakes = 0;
-  std::uint64_t interruptions = 0;
 
  private:
   CompletionSource& source_;

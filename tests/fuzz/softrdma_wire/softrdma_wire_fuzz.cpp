@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Feeds arbitrary frames to the decoder and to both halves of a connected queue pair: the responder, which has memory
-// registered and receives posted, and the requester, which has sends outstanding.
+// Feeds arbitrary frames to the decoder and to both halves of a connected queue pair: the
+// responder, which has memory registered and receives posted, and the requester, which has sends
+// outstanding.
 //
-// The input is a list of records: one byte that picks a frame type, one of options, then header fields and payload as
-// they come. The harness puts magic, version and checksum right, so that the fuzzer gets behind the decoder; one
-// option leaves them as they are in the input. Memory outside of the registered region is a canary.
+// The input is a list of records: one byte that picks a frame type, one of options, then header
+// fields and payload as they come. The harness puts magic, version and checksum right, so that the
+// fuzzer gets behind the decoder; one option leaves them as they are in the input. Memory outside
+// of the registered region is a canary.
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <sys/socket.h>
@@ -32,7 +34,8 @@ struct Input {
   std::size_t size;
   std::uint64_t take(std::size_t bytes) {
     std::uint64_t value = 0;
-    for (std::size_t i = 0; i < bytes && size != 0; ++i, ++data, --size) value |= std::uint64_t{*data} << (8 * i);
+    for (std::size_t i = 0; i < bytes && size != 0; ++i, ++data, --size)
+      value |= std::uint64_t{*data} << (8 * i);
     return value;
   }
 };
@@ -53,13 +56,22 @@ void check_guards() {
 
 /// One frame, mostly well-formed.
 std::vector<std::uint8_t> next_frame(Input& in, std::uint32_t rkey, std::uint64_t base) {
-  static constexpr wire::FrameType kTypes[] = {
-      wire::FrameType::kSend,         wire::FrameType::kWrite,         wire::FrameType::kReadRequest,
-      wire::FrameType::kCompareSwap,  wire::FrameType::kFetchAdd,      wire::FrameType::kReadResponse,
-      wire::FrameType::kAtomicResponse, wire::FrameType::kAck,         wire::FrameType::kNak,
-      wire::FrameType::kReceiverNotReady, wire::FrameType::kReceiverReady, wire::FrameType::kDisconnectRequest,
-      wire::FrameType::kDisconnectReply, wire::FrameType::kReady,      wire::FrameType::kConnectRequest,
-      wire::FrameType::kConnectReply};
+  static constexpr wire::FrameType kTypes[] = {wire::FrameType::kSend,
+                                               wire::FrameType::kWrite,
+                                               wire::FrameType::kReadRequest,
+                                               wire::FrameType::kCompareSwap,
+                                               wire::FrameType::kFetchAdd,
+                                               wire::FrameType::kReadResponse,
+                                               wire::FrameType::kAtomicResponse,
+                                               wire::FrameType::kAck,
+                                               wire::FrameType::kNak,
+                                               wire::FrameType::kReceiverNotReady,
+                                               wire::FrameType::kReceiverReady,
+                                               wire::FrameType::kDisconnectRequest,
+                                               wire::FrameType::kDisconnectReply,
+                                               wire::FrameType::kReady,
+                                               wire::FrameType::kConnectRequest,
+                                               wire::FrameType::kConnectReply};
   wire::Header h;
   h.type = kTypes[in.take(1) % std::size(kTypes)];
   const auto options = in.take(1);
@@ -69,8 +81,10 @@ std::vector<std::uint8_t> next_frame(Input& in, std::uint32_t rkey, std::uint64_
   if (data) {
     h.total = static_cast<std::uint32_t>(in.take(2));
     h.offset = (options & 1) != 0 ? static_cast<std::uint32_t>(in.take(2)) : 0;
-    h.payload_length = (options & 2) != 0 ? static_cast<std::uint32_t>(in.take(2)) : h.total - h.offset;
-    if (h.type != wire::FrameType::kReadResponse) h.flags = static_cast<std::uint16_t>(in.take(1) & 3);
+    h.payload_length =
+        (options & 2) != 0 ? static_cast<std::uint32_t>(in.take(2)) : h.total - h.offset;
+    if (h.type != wire::FrameType::kReadResponse)
+      h.flags = static_cast<std::uint16_t>(in.take(1) & 3);
     if ((h.flags & wire::kFlagImmediate) != 0) h.immediate = 7;
   }
   if (h.type == wire::FrameType::kReadRequest) h.total = static_cast<std::uint32_t>(in.take(2));
@@ -80,11 +94,14 @@ std::vector<std::uint8_t> next_frame(Input& in, std::uint32_t rkey, std::uint64_
     h.address = base + static_cast<std::uint64_t>(static_cast<std::int64_t>(in.take(2)) - 16384);
     h.rkey = (options & 4) != 0 ? static_cast<std::uint32_t>(in.take(4)) : rkey;
   }
-  if (h.type == wire::FrameType::kCompareSwap || h.type == wire::FrameType::kFetchAdd) h.payload_length = 16;
+  if (h.type == wire::FrameType::kCompareSwap || h.type == wire::FrameType::kFetchAdd)
+    h.payload_length = 16;
   if (h.type == wire::FrameType::kAtomicResponse) h.payload_length = 8;
   if (h.type == wire::FrameType::kNak) h.aux = static_cast<std::uint32_t>(in.take(1));
-  if (h.type == wire::FrameType::kConnectRequest) h.payload_length = wire::kConnParamSize + wire::kRequestPrivateSize;
-  if (h.type == wire::FrameType::kConnectReply) h.payload_length = wire::kConnParamSize + wire::kReplyPrivateSize;
+  if (h.type == wire::FrameType::kConnectRequest)
+    h.payload_length = wire::kConnParamSize + wire::kRequestPrivateSize;
+  if (h.type == wire::FrameType::kConnectReply)
+    h.payload_length = wire::kConnParamSize + wire::kReplyPrivateSize;
   const std::size_t payload = std::min<std::size_t>(h.payload_length, 2 * wire::kFragmentMax);
   std::vector<std::uint8_t> bytes(wire::kHeaderSize + payload, 0xEE);
   wire::encode(h, std::span<std::uint8_t, wire::kHeaderSize>(bytes.data(), wire::kHeaderSize));
@@ -105,7 +122,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Input in{data, size};
   if (size >= wire::kHeaderSize) {
     wire::Header h;
-    (void)wire::decode(std::span<const std::uint8_t, wire::kHeaderSize>(data, wire::kHeaderSize), h);
+    (void)wire::decode(std::span<const std::uint8_t, wire::kHeaderSize>(data, wire::kHeaderSize),
+                       h);
   }
   const auto setup = in.take(1);
   const unsigned rights = IBV_ACCESS_LOCAL_WRITE | static_cast<unsigned>(setup & 0xE);

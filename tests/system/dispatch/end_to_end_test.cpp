@@ -275,6 +275,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(EndToEndOrder, ThirtyTwoConnectionsOfOneSrqAreEachHandledInOrder) {
   Plan plan;
   plan.connections = 32;
+  plan.messages = 24;
   plan.server.workers = 4;
   plan.server.pollers = 2;
   exchange(plan);

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,7 +33,8 @@ int milliseconds_until(Clock::time_point deadline) {
 }  // namespace
 
 Program::Program(const std::vector<std::string>& arguments,
-                 const std::vector<std::pair<std::string, std::string>>& environment) {
+                 const std::vector<std::pair<std::string, std::string>>& environment,
+                 std::optional<unsigned> descriptors_max) {
   std::vector<std::string> words{SLUICE_REPLICATE};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -50,6 +52,10 @@ Program::Program(const std::vector<std::string>& arguments,
     dup2(err[1], STDERR_FILENO);
     for (const auto& [name, value] : environment)
       value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
+    if (descriptors_max) {
+      const rlimit limit{*descriptors_max, *descriptors_max};
+      setrlimit(RLIMIT_NOFILE, &limit);
+    }
     execv(argv[0], argv.data());
     _exit(127);
   }

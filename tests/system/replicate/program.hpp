@@ -19,11 +19,13 @@ struct Ended {
 };
 
 /// sluice-replicate in a process group of its own, its output in pipes. What is still alive in the
-/// group is killed on destruction.
+/// group is killed on destruction. `environment`: an empty value removes the variable.
+/// `descriptors_max`: the hard limit it runs under.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& arguments,
-                   const std::vector<std::pair<std::string, std::string>>& environment = {});
+                   const std::vector<std::pair<std::string, std::string>>& environment = {},
+                   std::optional<unsigned> descriptors_max = {});
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
   ~Program();

@@ -17,6 +17,7 @@
 #include "program.hpp"
 #include "protocol.hpp"
 #include "sluice/core/rpma/handles.hpp"
+#include "sluice/core/rpma/sources.hpp"
 
 namespace replicate::test {
 namespace {
@@ -288,6 +289,52 @@ TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
   EXPECT_TRUE(same_content(folder / "copy", folder / "in"));
 }
 
+TEST(Replicate, ADamagedRecordIsReportedAndNoCopyIsLeft) {
+  Folder folder;
+  const std::string port = std::to_string(some_port());
+  Program replica({"replica", "--listen", address() + ":" + port, "--output", folder / "copy"});
+  ASSERT_TRUE(replica.says("listening on")) << replica.err();
+
+  // A primary of one record, by hand.
+  auto peer = sluice::rpma::Peer::reach(address());
+  ASSERT_TRUE(peer) << peer.status().message();
+  auto memory =
+      sluice::rpma::MemoryRegion::allocate(*peer, 4096, RPMA_MR_USAGE_SEND | RPMA_MR_USAGE_RECV);
+  ASSERT_TRUE(memory) << memory.status().message();
+  auto request = sluice::rpma::ConnectionRequest::connect_to(*peer, address(), port, {});
+  ASSERT_TRUE(request) << request.status().message();
+  ASSERT_TRUE(request->receive(**memory, 2048, 2048, 1).ok());
+  const Hello hello{
+      .session = 1, .replica = 0, .connection = 0, .connections = 1, .record_size = 512};
+  auto connection = std::move(*request).connect(encode(hello));
+  ASSERT_TRUE(connection) << connection.status().message();
+  auto event = (*connection)->next_event();
+  while (!event) event = (*connection)->next_event();  // bound: the test's timeout
+  ASSERT_EQ(*event, sluice::rpma::ConnectionEvent::established);
+
+  const auto frame = (*memory)->memory().first(FrameHeader::kBytes + 100);
+  seal_frame(frame, {.kind = FrameKind::data, .session = 1, .number = 0, .length = 100});
+  frame[FrameHeader::kBytes + 50] ^= std::byte{1};
+  ASSERT_TRUE((*connection)->send(memory->get(), 0, frame.size(), 2).ok());
+
+  const auto receives = (*connection)->receive_cq();
+  ibv_wc wc{};
+  while (receives->poll({&wc, 1}).count == 0) {  // bound: the test's timeout
+  }
+  ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+  const Frame answer = open_frame((*memory)->memory().subspan(2048, wc.byte_len), 1);
+  ASSERT_TRUE(answer.ok()) << to_string(answer.error);
+  const auto report = decode_report(answer.payload);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->outcome, Report::Outcome::failed);
+  EXPECT_THAT(std::string(report->why()), HasSubstr("CRC32C mismatch"));
+
+  EXPECT_TRUE((*connection)->disconnect().ok());
+  const Ended ended = replica.end();
+  EXPECT_EQ(ended.status, kExitDiffers) << ended.err;
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
 TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
   Folder folder;
   write_file(folder / "in", 100'000);
@@ -297,6 +344,10 @@ TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
   expect_refused(run({"primary", "--file", folder / "in", "--record-size", "2K", "--replica", at}),
                  kExitRdma, "refused");
   EXPECT_TRUE(replica.says("--record-size 1024 is what fits here")) << replica.err();
+  expect_refused(run({"primary", "--file", folder / "in", "--record-size", "1K", "--connections",
+                      "17", "--replica", at}),
+                 kExitRdma, "refused");
+  EXPECT_TRUE(replica.says("--connections-max is 16")) << replica.err();
 }
 
 // --- bad input ---------------------------------------------------------------------------------
@@ -370,12 +421,20 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(BadInput, MoreConnectionsThanDescriptors) {
   Folder folder;
   write_file(folder / "in", 10);
-  Program shell({"--file", folder / "in", "--replicas", "64", "--connections", "1000", "--window",
-                 "1", "--record-size", "1"});
-  // 64,000 connections of six descriptors each: more than any usual hard limit.
-  const Ended ended = shell.end();
-  if (ended.status == kExitOk) GTEST_SKIP() << "this machine has descriptors without end";
+  Program program(
+      {"--file", folder / "in", "--replicas", "64", "--connections", "100", "--window", "1"}, {},
+      1024);
+  const Ended ended = program.end();
   expect_refused(ended, kExitRdma, "file descriptors");
+}
+
+TEST(Replicate, AnOrdinaryDescriptorLimitIsEnough) {
+  Folder folder;
+  write_file(folder / "in", 100'000);
+  Program program({"--file", folder / "in", "--connections", "16", "--record-size", "1K"}, {},
+                  1024);
+  const Ended ended = program.end();
+  EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
 }
 
 TEST(BadInput, AnAddressWithoutADevice) {

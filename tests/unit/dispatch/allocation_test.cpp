@@ -40,27 +40,27 @@ void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);
 void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
-void* malloc(std::size_t size) {
+void* malloc(std::size_t size) noexcept {
   count();
   return __libc_malloc(size);
 }
-void* calloc(std::size_t number, std::size_t size) {
+void* calloc(std::size_t number, std::size_t size) noexcept {
   count();
   return __libc_calloc(number, size);
 }
-void* realloc(void* memory, std::size_t size) {
+void* realloc(void* memory, std::size_t size) noexcept {
   count();
   return __libc_realloc(memory, size);
 }
-void* memalign(std::size_t alignment, std::size_t size) {
+void* memalign(std::size_t alignment, std::size_t size) noexcept {
   count();
   return __libc_memalign(alignment, size);
 }
-void* aligned_alloc(std::size_t alignment, std::size_t size) {
+void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
   count();
   return __libc_memalign(alignment, size);
 }
-int posix_memalign(void** out, std::size_t alignment, std::size_t size) {
+int posix_memalign(void** out, std::size_t alignment, std::size_t size) noexcept {
   count();
   *out = __libc_memalign(alignment, size);
   return *out == nullptr ? 12 : 0;
@@ -84,9 +84,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, Allocations,
                                            Mode{Order::inlined, Drive::own_threads},
                                            Mode{Order::none, Drive::own_threads},
                                            Mode{Order::per_connection, Drive::own_threads}),
-                         [](const auto& info) {
-                           return std::string(to_string(info.param.order)) +
-                                  (info.param.drive == Drive::host ? "_stepped" : "_threads");
+                         [](const auto& param) {
+                           return std::string(to_string(param.param.order)) +
+                                  (param.param.drive == Drive::host ? "_stepped" : "_threads");
                          });
 
 TEST(AllocationCounter, CountsNewAndMalloc) {
@@ -111,7 +111,8 @@ TEST(AllocationCounter, CountsNewAndMalloc) {
 TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
   constexpr std::uint64_t kWarmUp = 10'000, kMany = 100'000;
   constexpr std::uint32_t kConnections = 4;
-  const auto [order, drive] = GetParam();
+  const Order order = GetParam().order;
+  const Drive drive = GetParam().drive;
   DispatcherConfig config = small_config(2, WaitMode::event, drive);
   config.pollers.hot_rounds = 2;
   auto dispatcher = start(config);
@@ -132,28 +133,27 @@ TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
       [&] { return dispatcher->counters().pollers[0].commands == 1 + connections.size(); }));
 
   std::uint64_t made = 0;
+  // Now a burst, now one alone; at times an unknown queue pair; now and then to sleep.
+  const auto a_little = [&](std::uint64_t until) {
+    for (std::uint64_t burst = made % 50; made < until; --burst) {
+      const auto qp_num = static_cast<std::uint32_t>(made % (kConnections + (made % 16 == 0)));
+      if (!source->complete(qp_num, made)) break;
+      ++made;
+      if (burst == 0) break;
+    }
+    if (drive == Drive::own_threads) return std::this_thread::yield();
+    run_all_once(*dispatcher);
+    for (Runnable* part : {&dispatcher->poller(0), &dispatcher->worker(0), &dispatcher->worker(1),
+                           &dispatcher->control()}) {
+      if (part->prepare_to_wait()) part->finish_wait();
+    }
+  };
   const auto flow = [&](std::uint64_t until) {
     const auto end = std::chrono::steady_clock::now() + 4 * kGenerous;
     while (handled + dispatcher->counters().pollers[0].orphans < until &&
            std::chrono::steady_clock::now() < end) {
-      // Now a burst, now one alone; at times an unknown queue pair.
       counting = true;
-      for (std::uint64_t burst = made % 50; made < until; --burst) {
-        if (!source->complete(static_cast<std::uint32_t>(made % (kConnections + (made % 16 == 0))),
-                              made))
-          break;
-        ++made;
-        if (burst == 0) break;
-      }
-      if (drive == Drive::host) {
-        run_all_once(*dispatcher);
-        for (Runnable* part : {&dispatcher->poller(0), &dispatcher->worker(0),
-                               &dispatcher->worker(1), &dispatcher->control()}) {
-          if (part->prepare_to_wait()) part->finish_wait();
-        }
-      } else {
-        std::this_thread::yield();
-      }
+      for (int i = 0; i < 64; ++i) a_little(until);
       counting = false;  // counters() allocates
     }
     return handled + dispatcher->counters().pollers[0].orphans == until;

@@ -5,8 +5,8 @@
 #include <sys/resource.h>
 
 #include <functional>
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "sluice/topology/cpus.hpp"
 #include "sluice_test/dispatch_fixture.hpp"
@@ -14,7 +14,7 @@
 namespace sluice::testing {
 namespace {
 
-void expect_says(const Status& status, std::initializer_list<const char*> words) {
+void expect_says(const Status& status, const std::vector<const char*>& words) {
   for (const char* word : words) {
     EXPECT_NE(status.message().find(word), std::string::npos)
         << "'" << word << "' is missing in: " << status.message();
@@ -24,7 +24,7 @@ void expect_says(const Status& status, std::initializer_list<const char*> words)
 struct BadValue {
   const char* name;
   std::function<void(DispatcherConfig&)> spoil;
-  std::initializer_list<const char*> says;
+  std::vector<const char*> says;
 };
 
 TEST(DispatcherConfig, DefaultsAreValid) {

@@ -13,7 +13,7 @@ namespace {
 class Detach : public ::testing::TestWithParam<Order> {};
 INSTANTIATE_TEST_SUITE_P(Orders, Detach,
                          ::testing::Values(Order::inlined, Order::none, Order::per_connection),
-                         [](const auto& info) { return std::string(to_string(info.param)); });
+                         [](const auto& param) { return std::string(to_string(param.param)); });
 
 AttachOptions options(Order order) {
   return {.order = order, .single_connection = true};
@@ -77,7 +77,6 @@ TEST_P(Detach, AtTheDeadlineAStuckHandlersWorkIsReportedAndQuarantined) {
   auto source = std::make_shared<SyntheticSource>();
   auto gate = std::make_shared<Gate>();
   std::atomic<std::uint64_t> handled{0};
-  std::weak_ptr<Gate> handler_alive = gate;
   auto handle = dispatcher->attach(
       source, options(GetParam()),
       [gate, &handled](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {

@@ -84,7 +84,8 @@ TEST(HostDriven, EachPartSaysWhenThereIsWorkAndItsDescriptorWakes) {
   ASSERT_TRUE(source->complete(1, 1));
   EXPECT_TRUE(readable(poller.wait_fd()));
   poller.finish_wait();
-  EXPECT_TRUE(run_until(*dispatcher, [&] { return poller.run_once() > 0; }) || true);
+  for (int i = 0; i < 100 && poller.run_once() == 0; ++i) {
+  }
   EXPECT_TRUE(readable(worker.wait_fd()));
   worker.finish_wait();
   EXPECT_EQ(worker.run_once(), 1u);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -310,10 +311,10 @@ TEST(Routing, ParkedWorkersTakeWhatABusyOneLeaves) {
 }
 
 TEST(Routing, AHotConnectionDoesNotStarveTheOthers) {
-  auto dispatcher = start(small_config(1));
   auto hot = std::make_shared<SyntheticSource>(1024), quiet = std::make_shared<SyntheticSource>(64);
   std::atomic<bool> end{false};
   std::atomic<std::uint64_t> of_hot{0}, of_quiet{0};
+  auto dispatcher = start(small_config(1));
   auto a = dispatcher->attach(
       hot, {.single_connection = true},
       [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { of_hot += batch.size(); });

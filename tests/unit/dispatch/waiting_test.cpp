@@ -171,6 +171,7 @@ TEST_F(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
       run_and_sleep_until_quiet();
       while (dispatcher_->worker(0).run_once() > 0) {
       }
+      source->set_hook({});
       ASSERT_EQ(handled_, reached ? 1u : 0u) << "asleep, and a completion was not seen";
     }
     EXPECT_FALSE(reached) << "more windows than were tried";
@@ -350,10 +351,10 @@ TEST_F(Waiting, StaleWakesAreNoWorkAndThePollerGoesBackToSleep) {
 TEST(WaitingThreads, CommandsAndControlRunUnderSteadyTraffic) {
   for (const Order order : {Order::inlined, Order::none, Order::per_connection}) {
     SCOPED_TRACE(to_string(order));
+    std::atomic<bool> end{false};
     auto dispatcher = start(small_config(1));
     auto busy = std::make_shared<SyntheticSource>(512);
     // The source refills itself: the poller is never without work.
-    std::atomic<bool> end{false};
     SyntheticSource* const self = busy.get();
     busy->set_hook([self, &end](Point point) {
       while (point == Point::before_poll && !end && self->pending() < 64 && self->complete(1, 0)) {
@@ -387,10 +388,10 @@ TEST(WaitingThreads, CommandsAndControlRunUnderSteadyTraffic) {
 }
 
 TEST(WaitingThreads, AColdSourceIsSeenUnderAnothersSteadyTraffic) {
+  std::atomic<bool> end{false};
   auto dispatcher = start(small_config(1));
   auto busy = std::make_shared<SyntheticSource>(512), cold = std::make_shared<SyntheticSource>();
   SyntheticSource* const self = busy.get();
-  std::atomic<bool> end{false};
   busy->set_hook([self, &end](Point point) {
     while (point == Point::before_poll && !end && self->pending() < 64 && self->complete(1, 0)) {
     }
@@ -485,7 +486,7 @@ TEST(Stalls, QuickHandlersAreNeverReported) {
 class Backpressure : public ::testing::TestWithParam<Order> {};
 INSTANTIATE_TEST_SUITE_P(Orders, Backpressure,
                          ::testing::Values(Order::none, Order::per_connection),
-                         [](const auto& info) { return std::string(to_string(info.param)); });
+                         [](const auto& param) { return std::string(to_string(param.param)); });
 
 TEST_P(Backpressure, WithoutBuffersThePollerSleepsAndResumesWithNothingLost) {
   DispatcherConfig config = small_config(2);
@@ -503,6 +504,7 @@ TEST_P(Backpressure, WithoutBuffersThePollerSleepsAndResumesWithNothingLost) {
                                      });
     ASSERT_TRUE(handle.ok());
     // More than all buffers hold, one poll at a time.
+    const std::uint64_t put_off_before = dispatcher->counters().pollers[0].backpressure;
     std::uint64_t made = 0;
     const auto is_full = [&] {
       if (source->complete(1, made)) {
@@ -515,7 +517,8 @@ TEST_P(Backpressure, WithoutBuffersThePollerSleepsAndResumesWithNothingLost) {
       for (int i = 0; i < 64; ++i) {
         if (is_full()) break;
       }
-      return gate.waiting() > 0 && is_full() && dispatcher->counters().pollers[0].backpressure > 0;
+      return gate.waiting() > 0 && is_full() &&
+             dispatcher->counters().pollers[0].backpressure > put_off_before;
     }));
     // It sleeps: no round is run any more.
     EXPECT_TRUE(eventually([&] {

@@ -247,7 +247,8 @@ TEST(Connection, APeerWhoseQueuePairIsInErrorIsNoticed) {
 }
 
 TEST(Connection, DataSentRightAfterTheAcceptArrives) {
-  // The accepting side may send before it has its own event, and its receives are live before its application knows.
+  // The accepting side may send before it has its own event, and its receives are live before its
+  // application knows.
   for (int round = 0; round < 50; ++round) {
     Pair pair({.recv_cqe = 16, .srq = true});
     ASSERT_EQ(pair.server.recv(1, 0, 64), 0);
@@ -306,7 +307,8 @@ TEST(Connection, AThousandAtOnceAndNothingIsLeft) {
       ASSERT_EQ(rdma_accept(id, nullptr), 0);
       servers.push_back(id);
     }
-    for (std::size_t i = 0; i < kConnections; ++i) ASSERT_EQ(next_event(events), RDMA_CM_EVENT_ESTABLISHED);
+    for (std::size_t i = 0; i < kConnections; ++i)
+      ASSERT_EQ(next_event(events), RDMA_CM_EVENT_ESTABLISHED);
     for (rdma_cm_id* id : clients) {
       ibv_send_wr wr{};
       wr.opcode = IBV_WR_SEND;

@@ -10,7 +10,8 @@ namespace softrdma_test {
 namespace {
 
 void fill(std::vector<std::uint8_t>& memory, std::size_t offset, std::size_t length, int first) {
-  for (std::size_t i = 0; i < length; ++i) memory[offset + i] = static_cast<std::uint8_t>(first + static_cast<int>(i * 7 + i / 251));
+  for (std::size_t i = 0; i < length; ++i)
+    memory[offset + i] = static_cast<std::uint8_t>(first + static_cast<int>(i * 7 + i / 251));
 }
 
 TEST(Data, SendWithAndWithoutImmediate) {
@@ -19,7 +20,8 @@ TEST(Data, SendWithAndWithoutImmediate) {
   ASSERT_EQ(pair.server.recv(12, 128, 128), 0);
   fill(pair.client.memory, 0, 100, 3);
   ASSERT_EQ(pair.client.send(21, 0, 100), 0);
-  ASSERT_EQ(pair.client.post(IBV_WR_SEND_WITH_IMM, 22, {pair.client.sge(0, 50)}, IBV_SEND_SIGNALED, 0, 0, 0xAABBCCDD),
+  ASSERT_EQ(pair.client.post(IBV_WR_SEND_WITH_IMM, 22, {pair.client.sge(0, 50)}, IBV_SEND_SIGNALED,
+                             0, 0, 0xAABBCCDD),
             0);
   ibv_wc wc = next_wc(pair.server.rcq);
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
@@ -51,14 +53,18 @@ TEST(Data, WriteReadAtomics) {
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_EQ(wc.opcode, IBV_WC_RDMA_WRITE);
   EXPECT_EQ(std::memcmp(pair.server.memory.data() + 1000, pair.client.memory.data(), 300'000), 0);
-  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_READ, 2, {pair.client.sge(400'000, 100'000), pair.client.sge(500'001, 200'000)},
+  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_READ, 2,
+                             {pair.client.sge(400'000, 100'000), pair.client.sge(500'001, 200'000)},
                              IBV_SEND_SIGNALED, pair.server.address(1000), rkey),
             0);
   wc = next_wc(pair.client.scq);
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_EQ(wc.opcode, IBV_WC_RDMA_READ);
-  EXPECT_EQ(std::memcmp(pair.client.memory.data() + 400'000, pair.client.memory.data(), 100'000), 0);
-  EXPECT_EQ(std::memcmp(pair.client.memory.data() + 500'001, pair.client.memory.data() + 100'000, 200'000), 0);
+  EXPECT_EQ(std::memcmp(pair.client.memory.data() + 400'000, pair.client.memory.data(), 100'000),
+            0);
+  EXPECT_EQ(std::memcmp(pair.client.memory.data() + 500'001, pair.client.memory.data() + 100'000,
+                        200'000),
+            0);
 
   const std::size_t word = (8 - pair.server.address(0) % 8) % 8 + 512;
   const auto remote_word = [&] {
@@ -97,9 +103,10 @@ TEST(Data, WriteWithImmediateConsumesAReceive) {
   Pair pair({.recv_cqe = 64});
   ASSERT_EQ(pair.server.recv(5, 0, 0), 0);
   fill(pair.client.memory, 0, 64, 9);
-  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE_WITH_IMM, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED,
-                             pair.server.address(4096), pair.server.mr->rkey, 77),
-            0);
+  ASSERT_EQ(
+      pair.client.post(IBV_WR_RDMA_WRITE_WITH_IMM, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED,
+                       pair.server.address(4096), pair.server.mr->rkey, 77),
+      0);
   const ibv_wc wc = next_wc(pair.server.rcq);
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
   EXPECT_EQ(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -124,11 +131,13 @@ TEST(Data, InlineDataMayChangeAfterThePostAndNeedsNoKey) {
 TEST(Data, ListsOnBothSidesNeedNotMatch) {
   Pair pair;
   fill(pair.client.memory, 0, 4096, 1);
-  ASSERT_EQ(pair.server.recv(1, {pair.server.sge(0, 3), pair.server.sge(100, 0), pair.server.sge(200, 500),
-                                 pair.server.sge(1000, 2000)}),
+  ASSERT_EQ(pair.server.recv(1, {pair.server.sge(0, 3), pair.server.sge(100, 0),
+                                 pair.server.sge(200, 500), pair.server.sge(1000, 2000)}),
             0);
-  ASSERT_EQ(pair.client.post(IBV_WR_SEND, 1, {pair.client.sge(0, 400), pair.client.sge(400, 1), pair.client.sge(401, 599)},
-                             IBV_SEND_SIGNALED),
+  ASSERT_EQ(pair.client.post(
+                IBV_WR_SEND, 1,
+                {pair.client.sge(0, 400), pair.client.sge(400, 1), pair.client.sge(401, 599)},
+                IBV_SEND_SIGNALED),
             0);
   const ibv_wc wc = next_wc(pair.server.scq);
   ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
@@ -136,15 +145,16 @@ TEST(Data, ListsOnBothSidesNeedNotMatch) {
   EXPECT_EQ(std::memcmp(pair.server.memory.data(), pair.client.memory.data(), 3), 0);
   EXPECT_EQ(std::memcmp(pair.server.memory.data() + 200, pair.client.memory.data() + 3, 500), 0);
   EXPECT_EQ(std::memcmp(pair.server.memory.data() + 1000, pair.client.memory.data() + 503, 497), 0);
-  EXPECT_EQ(pair.client.post(IBV_WR_SEND, 1, std::vector<ibv_sge>(5, pair.client.sge(0, 1)), 0), EINVAL);
+  EXPECT_EQ(pair.client.post(IBV_WR_SEND, 1, std::vector<ibv_sge>(5, pair.client.sge(0, 1)), 0),
+            EINVAL);
 }
 
 TEST(Data, UnsignalledSendsCompleteNothingAndFreeTheirSlots) {
   Pair pair({.depth = 4, .cqe = 16});
   for (int round = 0; round < 50; ++round) {
     for (int i = 0; i < 3; ++i) {
-      ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, 0, pair.server.address(0),
-                                 pair.server.mr->rkey),
+      ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, 0,
+                                 pair.server.address(0), pair.server.mr->rkey),
                 0);
     }
     ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 2, {pair.client.sge(0, 8)}, IBV_SEND_SIGNALED,
@@ -157,8 +167,8 @@ TEST(Data, UnsignalledSendsCompleteNothingAndFreeTheirSlots) {
 
 TEST(Data, SignalAllSignalsAll) {
   Pair pair({.signal_all = true});
-  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 3, {pair.client.sge(0, 8)}, 0, pair.server.address(0),
-                             pair.server.mr->rkey),
+  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 3, {pair.client.sge(0, 8)}, 0,
+                             pair.server.address(0), pair.server.mr->rkey),
             0);
   EXPECT_EQ(next_wc(pair.client.scq).wr_id, 3U);
 }
@@ -193,7 +203,9 @@ TEST(Data, ASendWithoutAReceiveWaitsForOne) {
     const ibv_wc wc = next_wc(pair.server.rcq);
     ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
     ASSERT_EQ(wc.wr_id, static_cast<std::uint64_t>(i));
-    ASSERT_EQ(std::memcmp(pair.server.memory.data() + 200'000 * i, pair.client.memory.data(), 200'000), 0);
+    ASSERT_EQ(
+        std::memcmp(pair.server.memory.data() + 200'000 * i, pair.client.memory.data(), 200'000),
+        0);
     ASSERT_EQ(next_wc(pair.client.scq).wr_id, static_cast<std::uint64_t>(i));
   }
 }
@@ -231,7 +243,8 @@ TEST(Data, AMessageLargerThanItsReceiveFailsBothSides) {
 TEST(Data, AnErrorFlushesEverythingInOrder) {
   Pair pair({.recv_cqe = 64});
   for (int i = 0; i < 5; ++i) ASSERT_EQ(pair.client.recv(100 + i, 0, 8), 0);
-  for (int i = 0; i < 5; ++i) ASSERT_EQ(pair.client.send(i, 0, 8, i % 2 != 0 ? IBV_SEND_SIGNALED : 0), 0);
+  for (int i = 0; i < 5; ++i)
+    ASSERT_EQ(pair.client.send(i, 0, 8, i % 2 != 0 ? IBV_SEND_SIGNALED : 0), 0);
   ASSERT_EQ(rdma_disconnect(pair.client.id), 0);
   for (int i = 0; i < 5; ++i) {
     const ibv_wc send = next_wc(pair.client.scq);
@@ -264,8 +277,8 @@ TEST(Data, BothSidesWriteSixtyFourMebibytesAndReadAtOnce) {
   for (Side* side : {&pair.client, &pair.server}) {
     Side& other = side == &pair.client ? pair.server : pair.client;
     for (int i = 0; i < 4; ++i) {
-      ASSERT_EQ(side->post(IBV_WR_RDMA_READ, 3, {side->sge(kSize + i * (kSize / 4), kSize / 4)}, IBV_SEND_SIGNALED,
-                           other.address(i * (kSize / 4)), other.mr->rkey),
+      ASSERT_EQ(side->post(IBV_WR_RDMA_READ, 3, {side->sge(kSize + i * (kSize / 4), kSize / 4)},
+                           IBV_SEND_SIGNALED, other.address(i * (kSize / 4)), other.mr->rkey),
                 0);
     }
   }
@@ -280,8 +293,10 @@ TEST(Data, MoreReadsThanMayBeOutstandingAllComplete) {
   Pair pair({.depth = 128, .cqe = 512});
   fill(pair.server.memory, 0, 1000, 3);
   for (int i = 0; i < 100; ++i) {
-    ASSERT_EQ(pair.client.post(i % 10 == 9 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, i, {pair.client.sge(i * 100, 100)},
-                               IBV_SEND_SIGNALED | (i % 7 == 0 ? IBV_SEND_FENCE : 0), pair.server.address(i % 10 == 9 ? 5000 : 0), pair.server.mr->rkey),
+    ASSERT_EQ(pair.client.post(i % 10 == 9 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, i,
+                               {pair.client.sge(i * 100, 100)},
+                               IBV_SEND_SIGNALED | (i % 7 == 0 ? IBV_SEND_FENCE : 0),
+                               pair.server.address(i % 10 == 9 ? 5000 : 0), pair.server.mr->rkey),
               0);
   }
   for (int i = 0; i < 100; ++i) {
@@ -302,7 +317,8 @@ TEST(Memory, RegistrationChecksWhatTheKernelChecks) {
   EXPECT_EQ(ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND), nullptr);
   EXPECT_EQ(errno, EOPNOTSUPP);
   const std::size_t page = 4096;
-  auto* pages = static_cast<char*>(::mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* pages = static_cast<char*>(
+      ::mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_EQ(::mprotect(pages + page, page, PROT_READ), 0);
   EXPECT_EQ(ibv_reg_mr(pd, pages, 2 * page, IBV_ACCESS_LOCAL_WRITE), nullptr);
   EXPECT_EQ(errno, EFAULT);
@@ -329,9 +345,11 @@ TEST(Memory, LocalKeysBoundsAndRightsAreChecked) {
   };
   EXPECT_EQ(status_of([](ibv_sge&, Pair&) {}), IBV_WC_SUCCESS);
   EXPECT_EQ(status_of([](ibv_sge& sge, Pair&) { sge.lkey ^= 1; }), IBV_WC_LOC_PROT_ERR);
-  EXPECT_EQ(status_of([](ibv_sge& sge, Pair& p) { sge.addr += p.client.memory.size() - 7; }), IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(status_of([](ibv_sge& sge, Pair& p) { sge.addr += p.client.memory.size() - 7; }),
+            IBV_WC_LOC_PROT_ERR);
   EXPECT_EQ(status_of([](ibv_sge& sge, Pair&) { sge.addr -= 1; }), IBV_WC_LOC_PROT_ERR);
-  EXPECT_EQ(status_of([](ibv_sge& sge, Pair& p) { sge.lkey = p.server.mr->lkey; }), IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(status_of([](ibv_sge& sge, Pair& p) { sge.lkey = p.server.mr->lkey; }),
+            IBV_WC_LOC_PROT_ERR);
 }
 
 TEST(QueuePair, TwoOfOneProcessCanBeBroughtUpByHand) {
@@ -350,13 +368,17 @@ TEST(QueuePair, TwoOfOneProcessCanBeBroughtUpByHand) {
     attr.qp_state = IBV_QPS_INIT;
     attr.port_num = 1;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-    ASSERT_EQ(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
+    ASSERT_EQ(ibv_modify_qp(qp, &attr,
+                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+              0);
   }
   for (int i = 0; i < 2; ++i) {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_RTR;
     attr.dest_qp_num = qps[1 - i]->qp_num;
-    ASSERT_EQ(ibv_modify_qp(qps[i], &attr, IBV_QP_STATE | IBV_QP_DEST_QPN | IBV_QP_AV | IBV_QP_PATH_MTU), 0);
+    ASSERT_EQ(
+        ibv_modify_qp(qps[i], &attr, IBV_QP_STATE | IBV_QP_DEST_QPN | IBV_QP_AV | IBV_QP_PATH_MTU),
+        0);
     attr.qp_state = IBV_QPS_RTS;
     attr.rnr_retry = 7;
     ASSERT_EQ(ibv_modify_qp(qps[i], &attr, IBV_QP_STATE | IBV_QP_RNR_RETRY), 0);

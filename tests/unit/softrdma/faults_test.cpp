@@ -13,18 +13,20 @@ using testing::HasSubstr;
 
 TEST(Faults, EveryFaultIsUnderstood) {
   FaultPlan plan;
-  ASSERT_EQ(parse_faults("delay_us=10-20,reorder=30,drop_after=5-9,coalesce_events=1,spurious_events=100,"
-                         "withhold_flush=1,withhold_last_wqe=1,cq_error_after=3,fail_notify_after=4,"
-                         "fail_poll_after=5,rnr_delay_us=7,reuse_qp_numbers=1,poison_failed_wc=1,fail_any=8,"
-                         "fail_create_cq=2",
-                         11, plan),
+  ASSERT_EQ(parse_faults(
+                "delay_us=10-20,reorder=30,drop_after=5-9,coalesce_events=1,spurious_events=100,"
+                "withhold_flush=1,withhold_last_wqe=1,cq_error_after=3,fail_notify_after=4,"
+                "fail_poll_after=5,rnr_delay_us=7,reuse_qp_numbers=1,poison_failed_wc=1,fail_any=8,"
+                "fail_create_cq=2",
+                11, plan),
             "");
   EXPECT_EQ(plan.seed, 11U);
   EXPECT_EQ(plan.delay_us, (Range{10, 20}));
   EXPECT_EQ(plan.reorder_percent, 30U);
   EXPECT_EQ(plan.drop_after, (Range{5, 9}));
   EXPECT_EQ(plan.spurious_percent, 100U);
-  EXPECT_TRUE(plan.withhold_flush && plan.withhold_last_wqe && plan.reuse_qp_numbers && plan.poison_failed_wc);
+  EXPECT_TRUE(plan.withhold_flush && plan.withhold_last_wqe && plan.reuse_qp_numbers &&
+              plan.poison_failed_wc);
   EXPECT_EQ(plan.rnr_delay_us, (Range{7, 7}));
   EXPECT_EQ(plan.fail_any, 8U);
   EXPECT_EQ(plan.fail_point[static_cast<std::size_t>(FaultPoint::kCreateCq)], 2U);
@@ -46,7 +48,8 @@ TEST(Faults, AWrongSpecIsNamedInOneLine) {
   EXPECT_THAT(error("fail_create_qc=1"), HasSubstr("unknown fault point 'create_qc'"));
   EXPECT_THAT(error("cq_error_after=0"), HasSubstr("1 or more"));
   EXPECT_THAT(error("reorder=1,,reorder=2"), HasSubstr("empty item"));
-  for (const char* spec : {"x=1", "reorder=x", "fail_x=1"}) EXPECT_EQ(error(spec).find('\n'), std::string::npos);
+  for (const char* spec : {"x=1", "reorder=x", "fail_x=1"})
+    EXPECT_EQ(error(spec).find('\n'), std::string::npos);
 }
 
 std::vector<std::uint64_t> draws(std::uint64_t seed, std::uint32_t kind, std::uint64_t ordinal) {

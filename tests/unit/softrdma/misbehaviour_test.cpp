@@ -13,8 +13,8 @@ int writes_until_cut(std::uint64_t seed) {
   Pair pair({.depth = 128});
   int done = 0;
   for (;;) {
-    if (pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, IBV_SEND_SIGNALED, pair.server.address(0),
-                         pair.server.mr->rkey) != 0) {
+    if (pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, IBV_SEND_SIGNALED,
+                         pair.server.address(0), pair.server.mr->rkey) != 0) {
       return -1;
     }
     if (next_wc(pair.client.scq).status != IBV_WC_SUCCESS) return done;
@@ -28,7 +28,8 @@ TEST(Misbehaviour, AConnectionIsCutAtTheSameMessageForTheSameSeed) {
   EXPECT_LE(first, 40);
   EXPECT_EQ(writes_until_cut(5), first);
   bool differs = false;
-  for (std::uint64_t seed = 6; seed < 12 && !differs; ++seed) differs = writes_until_cut(seed) != first;
+  for (std::uint64_t seed = 6; seed < 12 && !differs; ++seed)
+    differs = writes_until_cut(seed) != first;
   EXPECT_TRUE(differs);
 }
 
@@ -109,8 +110,8 @@ TEST(Misbehaviour, ArmingAndPollingFailAfterTheirCounts) {
     EXPECT_NE(ibv_req_notify_cq(pair.client.scq, 0), 0);
   }
   FaultScope faults("fail_poll_after=1", 1);
-  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, IBV_SEND_SIGNALED, pair.server.address(0),
-                             pair.server.mr->rkey),
+  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 8)}, IBV_SEND_SIGNALED,
+                             pair.server.address(0), pair.server.mr->rkey),
             0);
   EXPECT_EQ(next_wc(pair.client.scq).status, IBV_WC_SUCCESS);
   ibv_wc wc{};
@@ -124,7 +125,8 @@ TEST(Misbehaviour, AReceiverCanBeSlow) {
   softrdma_get_stats(&before);
   for (int i = 0; i < 5; ++i) ASSERT_EQ(pair.server.recv(i, 0, 64), 0);
   for (int i = 0; i < 5; ++i) ASSERT_EQ(pair.client.send(i, 0, 8), 0);
-  for (int i = 0; i < 5; ++i) ASSERT_EQ(next_wc(pair.client.scq).wr_id, static_cast<std::uint64_t>(i));
+  for (int i = 0; i < 5; ++i)
+    ASSERT_EQ(next_wc(pair.client.scq).wr_id, static_cast<std::uint64_t>(i));
   softrdma_stats after{};
   softrdma_get_stats(&after);
   EXPECT_GE(after.rnr_waits - before.rnr_waits, 5U);

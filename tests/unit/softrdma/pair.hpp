@@ -49,7 +49,8 @@ template <class Condition>
 inline ibv_wc next_wc(ibv_cq* cq) {
   ibv_wc wc{};
   int n = 0;
-  if (!eventually([&] { return (n = ibv_poll_cq(cq, 1, &wc)) != 0; }) || n < 0) wc.status = static_cast<ibv_wc_status>(-1);
+  if (!eventually([&] { return (n = ibv_poll_cq(cq, 1, &wc)) != 0; }) || n < 0)
+    wc.status = static_cast<ibv_wc_status>(-1);
   return wc;
 }
 
@@ -61,8 +62,10 @@ inline std::vector<ibv_wc> all_wcs(ibv_cq* cq) {
 }
 
 /// The next event, acknowledged; -1 when none came.
-inline int next_event(rdma_event_channel* channel, rdma_cm_id** id = nullptr, rdma_cm_event* copy = nullptr) {
-  if (!readable(channel->fd, static_cast<int>(std::chrono::milliseconds(kPatience).count()))) return -1;
+inline int next_event(rdma_event_channel* channel, rdma_cm_id** id = nullptr,
+                      rdma_cm_event* copy = nullptr) {
+  if (!readable(channel->fd, static_cast<int>(std::chrono::milliseconds(kPatience).count())))
+    return -1;
   rdma_cm_event* event = nullptr;
   if (rdma_get_cm_event(channel, &event) != 0) return -1;
   const int type = event->event;
@@ -78,7 +81,7 @@ struct Options {
   int recv_cqe = 0;  // 0: one CQ for both
   bool srq = false;
   bool signal_all = false;
-  bool channel = false;  // a completion channel for both CQs of each side
+  bool channel = false;              // a completion channel for both CQs of each side
   std::uint8_t server_asks_rnr = 7;  // the client's rnr_retry
   std::uint32_t inline_max = 64;
   std::uint32_t sge_max = 4;
@@ -188,7 +191,8 @@ struct Side {
     ibv_send_wr* bad = nullptr;
     return ibv_post_send(id->qp, &wr, &bad);
   }
-  int send(std::uint64_t wr_id, std::size_t offset, std::size_t length, unsigned flags = IBV_SEND_SIGNALED) const {
+  int send(std::uint64_t wr_id, std::size_t offset, std::size_t length,
+           unsigned flags = IBV_SEND_SIGNALED) const {
     return post(IBV_WR_SEND, wr_id, {sge(offset, length)}, flags);
   }
 };
@@ -250,9 +254,11 @@ class Pair {
   }
 };
 
-/// The next asynchronous event of the context that all rdma_cm ids share, acknowledged; -1 when none came.
+/// The next asynchronous event of the context that all rdma_cm ids share, acknowledged; -1 when
+/// none came.
 inline int next_async(ibv_context* verbs, ibv_async_event* copy = nullptr) {
-  if (!readable(verbs->async_fd, static_cast<int>(std::chrono::milliseconds(kPatience).count()))) return -1;
+  if (!readable(verbs->async_fd, static_cast<int>(std::chrono::milliseconds(kPatience).count())))
+    return -1;
   ibv_async_event event{};
   if (ibv_get_async_event(verbs, &event) != 0) return -1;
   if (copy != nullptr) *copy = event;
@@ -270,7 +276,9 @@ inline void drain_async(ibv_context* verbs) {
 }
 
 struct FaultScope {
-  explicit FaultScope(const char* spec, std::uint64_t seed = 1) { EXPECT_EQ(softrdma_set_faults(spec, seed), 0); }
+  explicit FaultScope(const char* spec, std::uint64_t seed = 1) {
+    EXPECT_EQ(softrdma_set_faults(spec, seed), 0);
+  }
   FaultScope(const FaultScope&) = delete;
   FaultScope& operator=(const FaultScope&) = delete;
   ~FaultScope() { softrdma_set_faults("", 0); }

@@ -22,7 +22,8 @@ TEST(Protection, WrongKeysBoundsAndRightsAreRefusedAndNothingIsTouched) {
     std::uint64_t address = pair.server.address(0);
     std::uint32_t rkey = pair.server.mr->lkey;
     spoil(address, rkey, pair);
-    ASSERT_EQ(pair.client.post(opcode, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED, address, rkey), 0);
+    ASSERT_EQ(
+        pair.client.post(opcode, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED, address, rkey), 0);
     const ibv_wc wc = next_wc(pair.client.scq);
     if (expect == kOk) {
       EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
@@ -39,7 +40,8 @@ TEST(Protection, WrongKeysBoundsAndRightsAreRefusedAndNothingIsTouched) {
     attempt(opcode, all, kOk, fine);
     attempt(opcode, all, kRefused, [](std::uint64_t&, std::uint32_t& key, Pair&) { key ^= 1; });
     attempt(opcode, all, kRefused, [](std::uint64_t& a, std::uint32_t&, Pair&) { a -= 1; });
-    attempt(opcode, all, kRefused, [](std::uint64_t& a, std::uint32_t&, Pair& p) { a += p.server.memory.size() - 63; });
+    attempt(opcode, all, kRefused,
+            [](std::uint64_t& a, std::uint32_t&, Pair& p) { a += p.server.memory.size() - 63; });
     attempt(opcode, all, kRefused, [](std::uint64_t& a, std::uint32_t&, Pair&) { a = ~0ULL - 10; });
     attempt(opcode, all, kRefused, [](std::uint64_t& a, std::uint32_t& k, Pair& p) {
       a = p.client.address(0);  // a region of another domain
@@ -56,8 +58,8 @@ TEST(Protection, ARegionThatIsGoneCannotBeReached) {
   const std::uint32_t rkey = pair.server.mr->rkey;
   ASSERT_EQ(ibv_dereg_mr(pair.server.mr), 0);
   pair.server.mr = nullptr;
-  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED, pair.server.address(0),
-                             rkey),
+  ASSERT_EQ(pair.client.post(IBV_WR_RDMA_WRITE, 1, {pair.client.sge(0, 64)}, IBV_SEND_SIGNALED,
+                             pair.server.address(0), rkey),
             0);
   EXPECT_EQ(next_wc(pair.client.scq).status, IBV_WC_REM_ACCESS_ERR);
 }
@@ -170,10 +172,11 @@ TEST(Protection, AbuseOfAConnectionEndsThatConnectionAlone) {
     fill(h);
     abuses.push_back(Hostile::frame(h));
   };
-  add(FrameType::kSend, [](wire::Header& x) { x.sequence = 1; });                               // out of order
-  add(FrameType::kSend, [](wire::Header& x) { x.total = 10, x.offset = 5, x.payload_length = 5; });  // no start
-  add(FrameType::kSend, [](wire::Header& x) { x.payload_length = 10; });                        // beyond its end
-  add(FrameType::kAck, [](wire::Header&) {});                                                   // of nothing
+  add(FrameType::kSend, [](wire::Header& x) { x.sequence = 1; });  // out of order
+  add(FrameType::kSend,
+      [](wire::Header& x) { x.total = 10, x.offset = 5, x.payload_length = 5; });  // no start
+  add(FrameType::kSend, [](wire::Header& x) { x.payload_length = 10; });           // beyond its end
+  add(FrameType::kAck, [](wire::Header&) {});                                      // of nothing
   add(FrameType::kNak, [](wire::Header& x) { x.aux = 2; });
   add(FrameType::kReadResponse, [](wire::Header& x) { x.total = x.payload_length = 8; });
   add(FrameType::kAtomicResponse, [](wire::Header& x) { x.payload_length = 8; });

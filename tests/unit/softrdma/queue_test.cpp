@@ -12,7 +12,9 @@
 namespace softrdma_test {
 namespace {
 
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+void set_nonblocking(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
 
 int take_event(ibv_comp_channel* channel, ibv_cq** cq) {
   void* context = nullptr;

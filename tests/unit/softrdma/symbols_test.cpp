@@ -73,8 +73,9 @@ std::string output_of(const std::string& command, int& status) {
 
 TEST(Launcher, SaysWhatIsWrong) {
   int status = 0;
-  EXPECT_NE(output_of(SOFTRDMA_RUN " --faults nonsense=1 true", status).find("unknown fault 'nonsense'"),
-            std::string::npos);
+  EXPECT_NE(
+      output_of(SOFTRDMA_RUN " --faults nonsense=1 true", status).find("unknown fault 'nonsense'"),
+      std::string::npos);
   EXPECT_EQ(status, 125);
   EXPECT_NE(output_of(SOFTRDMA_RUN, status).find("no command"), std::string::npos);
   EXPECT_EQ(status, 125);
@@ -82,8 +83,9 @@ TEST(Launcher, SaysWhatIsWrong) {
   EXPECT_EQ(status, 125);
   output_of(SOFTRDMA_RUN " /nonexistent/program", status);
   EXPECT_EQ(status, 127);
-  EXPECT_NE(output_of(SOFTRDMA_RUN " --library /etc/passwd true", status).find("not a shared library"),
-            std::string::npos);
+  EXPECT_NE(
+      output_of(SOFTRDMA_RUN " --library /etc/passwd true", status).find("not a shared library"),
+      std::string::npos);
   EXPECT_NE(output_of(SOFTRDMA_RUN " --help", status).find("usage"), std::string::npos);
   EXPECT_EQ(status, 0);
 }
@@ -91,10 +93,11 @@ TEST(Launcher, SaysWhatIsWrong) {
 TEST(Launcher, PassesOptionsAndTheExitStatusOn) {
   int status = 0;
   // The inner quotes keep the variables from this test's own shell.
-  const std::string out = output_of(SOFTRDMA_RUN
-                                    " --seed=7 --faults reorder=5 --log info --library " SOFTRDMA_LIBRARY
-                                    " -- env LD_PRELOAD= sh -c 'echo $SOFTRDMA_SEED $SOFTRDMA_FAULTS $SOFTRDMA_LOG; exit 3'",
-                                    status);
+  const std::string out = output_of(
+      SOFTRDMA_RUN
+      " --seed=7 --faults reorder=5 --log info --library " SOFTRDMA_LIBRARY
+      " -- env LD_PRELOAD= sh -c 'echo $SOFTRDMA_SEED $SOFTRDMA_FAULTS $SOFTRDMA_LOG; exit 3'",
+      status);
   EXPECT_NE(out.find("7 reorder=5 info"), std::string::npos) << out;
   EXPECT_EQ(status, 3);
 }

@@ -36,7 +36,8 @@ std::vector<Header> valid_headers() {
     h.aux = 28;
     h.payload_length = kRejectPrivateSize;
   });
-  for (const FrameType type : {FrameType::kReady, FrameType::kDisconnectRequest, FrameType::kDisconnectReply}) {
+  for (const FrameType type :
+       {FrameType::kReady, FrameType::kDisconnectRequest, FrameType::kDisconnectReply}) {
     add(type, [](Header&) {});
   }
   add(FrameType::kSend, [&](Header& h) {
@@ -78,7 +79,8 @@ std::vector<Header> valid_headers() {
     sequence(h);
     h.payload_length = 8;
   });
-  for (const FrameType type : {FrameType::kAck, FrameType::kReceiverNotReady, FrameType::kReceiverReady}) {
+  for (const FrameType type :
+       {FrameType::kAck, FrameType::kReceiverNotReady, FrameType::kReceiverReady}) {
     add(type, sequence);
   }
   add(FrameType::kNak, [&](Header& h) {
@@ -118,7 +120,8 @@ TEST(Wire, EverySingleFlippedBitIsNoticed) {
       encode(h, bytes);
       bytes[bit / 8] ^= static_cast<std::uint8_t>(1U << (bit % 8));
       Header back;
-      EXPECT_NE(decode(std::span<const std::uint8_t, kHeaderSize>(bytes), back), nullptr) << "bit " << bit;
+      EXPECT_NE(decode(std::span<const std::uint8_t, kHeaderSize>(bytes), back), nullptr)
+          << "bit " << bit;
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "sluice/core/completion_source.hpp"
 #include "sluice/core/receive_pool.hpp"
 #include "sluice/core/rpma/handles.hpp"
+#include "sluice/core/rpma/sources.hpp"
 #include "sluice/core/status.hpp"
 #include "sluice/dispatch/config.hpp"
 #include "sluice/dispatch/counters.hpp"
