@@ -608,7 +608,9 @@ Batch* Poller::take_batch() {
 }
 
 std::uint32_t Poller::free_segments(SourceState* source) {
-  if (source->free_segment_count < kBatchSize) {
+  // What is held early will need its segments, too.
+  const auto held = static_cast<std::uint32_t>(source->early.size());
+  if (source->free_segment_count < held + kBatchSize) {
     for (Segment* segment = source->returned.take_all(); segment != nullptr;) {
       Segment* const next = segment->next;
       segment->next = std::exchange(source->free_segments, segment);
@@ -616,8 +618,6 @@ std::uint32_t Poller::free_segments(SourceState* source) {
       segment = next;
     }
   }
-  // What is held early will need its segments, too.
-  const auto held = static_cast<std::uint32_t>(source->early.size());
   return source->free_segment_count > held ? source->free_segment_count - held : 0;
 }
 

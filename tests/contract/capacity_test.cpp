@@ -128,6 +128,8 @@ TEST_F(CapacityTest, ReceivesOfAnSrqWithoutACqCompleteOnEachConnection) {
   const auto queue = srq(16, 0);
   EXPECT_EQ(queue->receive_cq(), nullptr);
   EXPECT_EQ(queue->receive_ledger(), nullptr);
+  // No ledger counts for it, and the provider would take more: its depth is the bound.
+  EXPECT_EQ(queue->stock(17, 64).status().code(), StatusCode::does_not_fit);
   ReceivePool* const pool = require(queue->stock(16, 64));
   rpma::ConnectionConfig own = patient();
   own.srq = queue;

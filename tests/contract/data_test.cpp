@@ -134,6 +134,21 @@ TEST_F(DataTest, AnUnsignalledSendIsRetiredByTheNextSignalledOne) {
   EXPECT_EQ(cq->poll(std::span(&none, 1)).count, 0U);
 }
 
+TEST_F(DataTest, AReceiveOnACqOfBothRetiresNoSend) {
+  rpma::ConnectionConfig both = patient();
+  both.receive_cq_size = 0;
+  const Pair pair = site_.connect(both, patient());
+  ReceivePool* const pool = require(pair.server->stock(4, 64));
+  const auto cq = pair.server->main_cq();
+  require(pair.server->send(nullptr, 0, 0, 1));  // no receive there: it stays
+  require(pair.client->send(nullptr, 0, 0, 2));
+  const ibv_wc wc = await_completion(*cq, "the message");
+  ASSERT_TRUE(pool->owns(wc.wr_id));
+  (void)pool->take(wc);
+  cq->retire(std::span(&wc, 1));
+  EXPECT_EQ(pair.server->send_credits().outstanding(), 1U);
+}
+
 TEST_F(DataTest, SendsBeyondTheCreditsAreRefusedAndNothingIsLost) {
   constexpr std::uint32_t kCredits = 8;
   const Pair pair = site_.connect(patient(), patient(kCredits));

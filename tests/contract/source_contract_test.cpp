@@ -98,6 +98,23 @@ TEST_P(SourceContract, PollsEveryCqWhateverTheSpan) {
   EXPECT_TRUE(empty());
 }
 
+// Invariant 2: one poll is enough, whichever CQ it is and wherever the poll starts.
+TEST_P(SourceContract, OnePollSeesACompletionOnAnyCq) {
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    for (std::uint32_t which = 0; which < under_test_->cq_count(); ++which) {
+      for (std::uint32_t i = 0; i < round; ++i) EXPECT_TRUE(empty());
+      under_test_->produce_on(which);
+      // Its event is queued: it is in the CQ.
+      await_readable(source_->wait_fd(), "a source with a completion");
+      ibv_wc wcs[4];
+      const PollOutcome outcome = source_->poll(wcs);
+      ASSERT_EQ(outcome.count, 1U) << "CQ " << which << ", round " << round;
+      take(wcs[0]);
+      EXPECT_EQ(consume_all(), 1U);
+    }
+  }
+}
+
 // Invariant 3.
 TEST_P(SourceContract, ConsumingNeverBlocksEvenOnABlockingDescriptor) {
   const int flags = ::fcntl(source_->wait_fd(), F_GETFL);

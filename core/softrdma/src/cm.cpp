@@ -55,8 +55,9 @@ int bound_socket(const CmId& id, const sockaddr* address) noexcept {
   if (fd < 0) return -1;
   const int on = 1;
   // A server that restarts must not wait for its predecessor's connections; a living listener still
-  // takes the port.
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  // takes the port. Not with a port of the kernel's choice: it could give the same one to two that
+  // do not listen yet.
+  if (port_of(address) != 0) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (id.only_v6_set && address->sa_family == AF_INET6) {
     const int only = id.only_v6 ? 1 : 0;
     ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
@@ -264,6 +265,8 @@ void Listener::on_timer(int, std::uint64_t) noexcept {
 bool Listener::request(Endpoint& endpoint, std::span<const std::uint8_t> private_data) noexcept {
   const std::lock_guard lock(mu);
   if (cm == nullptr) return false;
+  if (cm->requests_waiting.load(std::memory_order_relaxed) >= CmId::kRequestsMax) return false;
+  cm->requests_waiting.fetch_add(1, std::memory_order_relaxed);
   auto* id = new CmId;
   id->base.channel = cm->base.channel;
   id->base.context = cm->base.context;
@@ -395,6 +398,9 @@ int rdma_get_cm_event(rdma_event_channel* base, rdma_cm_event** event) {
   const auto report = [](CmEvent* e) {
     const std::lock_guard lock(e->account->ack_mu);
     ++e->account->events_reported;
+    if (e->event.event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      e->account->requests_waiting.fetch_sub(1, std::memory_order_relaxed);
+    }
   };
   if (!channel->events.pop(got, report)) return -1;
   *event = &got->event;

@@ -49,6 +49,11 @@ struct CmId : Owned {
   std::uint32_t events_reported = 0;
   std::uint32_t events_completed = 0;
 
+  /// A listener's requests that nobody has taken yet; above kRequestsMax they are refused, as the
+  /// kernel does.
+  std::atomic<std::uint32_t> requests_waiting{0};
+  static constexpr std::uint32_t kRequestsMax = 1024;
+
   [[nodiscard]] EventChannel* channel() noexcept;
 };
 

@@ -75,6 +75,8 @@ void Endpoint::reset_protocol() {
   reads_queued_ = 0;
   rnr_waiting_ = false;
   said_dead_ = false;
+  said_ready_ = false;
+  said_established_ = false;
   peer_dead_ = false;
   out_begin_ = out_end_ = 0;
   responses_head_ = responses_count_ = 0;

@@ -217,6 +217,9 @@ class Endpoint final : public Pollable, public std::enable_shared_from_this<Endp
   std::uint32_t message_done_ = 0;
   std::uint32_t reads_queued_ = 0;
   bool rnr_waiting_ = false;
+  bool said_ready_ = false;        // of the message that waits
+  bool srq_waiting_ = false;       // on the shared receive queue's list
+  bool said_established_ = false;  // COMM_EST
   std::uint32_t rnr_sequence_ = 0;
   bool rnr_forced_ = false;  // a fault made this message wait already
   std::uint32_t rnr_forced_sequence_ = 0;

@@ -261,7 +261,8 @@ void Endpoint::begin_request() {
 void Endpoint::begin_message() {
   message_ = in_;
   message_done_ = 0;
-  if (qp->state == IBV_QPS_RTR) {
+  if (qp->state == IBV_QPS_RTR && !said_established_) {
+    said_established_ = true;
     ibv_async_event event{};
     event.element.qp = qp->qp();
     event.event_type = IBV_EVENT_COMM_EST;
@@ -378,7 +379,9 @@ bool Endpoint::take_receive() {
     const std::lock_guard lock(qp->srq->mu);
     taken = qp->srq->ring.pop(qp->receive);
     if (!taken) {
-      qp->srq->waiting.push_back(weak_from_this());
+      // Once: a peer that tries again and again must not make the list longer.
+      if (!srq_waiting_) qp->srq->waiting.push_back(weak_from_this());
+      srq_waiting_ = true;
     } else if (qp->srq->limit != 0 && qp->srq->ring.count() < qp->srq->limit) {
       qp->srq->limit = 0;
       limit_reached = true;
@@ -403,12 +406,15 @@ bool Endpoint::take_receive() {
 void Endpoint::not_ready() {
   globals().counters.rnr_waits.fetch_add(1, std::memory_order_relaxed);
   rnr_waiting_ = true;
+  said_ready_ = false;
   rnr_sequence_ = in_.sequence;
   respond({Response::Kind::kNotReady, in_.sequence, 0, 0, 0, 0, 0});
 }
 
 void Endpoint::receive_posted() {
-  if (!rnr_waiting_ || fd_ < 0) return;
+  srq_waiting_ = false;
+  if (!rnr_waiting_ || said_ready_ || fd_ < 0) return;
+  said_ready_ = true;
   respond({Response::Kind::kReady, rnr_sequence_, 0, 0, 0, 0, 0});
   flush(kPosterBudget);
 }

@@ -103,7 +103,7 @@ class Exchange {
         });
         await("the source's detach", [&] { return done == plan_.connections + 1; });
       }
-      EXPECT_GT(host_->sleeps, 0u);
+      await("the loop going to sleep", [&] { return host_->sleeps > 0; });
       EXPECT_EQ(host_->lost_wakes, 0u) << "work was there that no descriptor told of";
       host_->stop();
     } else {

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -141,6 +140,22 @@ std::vector<pid_t> Program::children() const {
   return pids;
 }
 
+HandStarted::HandStarted(const std::string& output, const std::vector<std::string>& more)
+    : Program([&] {
+        std::vector<std::string> words{"replica", "--listen", address() + ":0", "--output", output};
+        words.insert(words.end(), more.begin(), more.end());
+        return words;
+      }()) {}
+
+const std::string& HandStarted::at() {
+  const std::string before = "listening on ", after = " (";
+  if (at_.empty() && says(before) && says("the copy goes to")) {
+    const auto from = err().find(before) + before.size();
+    at_ = err().substr(from, err().find(after, from) - from);
+  }
+  return at_;
+}
+
 Ended run(const std::vector<std::string>& arguments,
           const std::vector<std::pair<std::string, std::string>>& environment) {
   Program program(arguments, environment);
@@ -182,12 +197,6 @@ std::string content_of(const std::string& path) {
 std::string address() {
   const char* const rxe = std::getenv("RXE_ADDR");
   return rxe != nullptr && *rxe != '\0' ? rxe : "127.0.0.1";
-}
-
-std::uint16_t some_port() {
-  static std::atomic<unsigned> calls{0};
-  return static_cast<std::uint16_t>(33000 +
-                                    (static_cast<unsigned>(getpid()) * 31U + calls++ * 70U) % 9000);
 }
 
 }  // namespace replicate::test

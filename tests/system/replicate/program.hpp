@@ -52,6 +52,18 @@ class Program {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+/// `sluice-replicate replica`, on whatever port is free.
+class HandStarted : public Program {
+ public:
+  explicit HandStarted(const std::string& output, const std::vector<std::string>& more = {});
+  /// Waits until it listens: "ADDR:PORT"; empty when it does not.
+  [[nodiscard]] const std::string& at();
+  [[nodiscard]] std::string port() { return at().substr(at().rfind(':') + 1); }
+
+ private:
+  std::string at_;
+};
+
 /// Runs it to its end.
 Ended run(const std::vector<std::string>& arguments,
           const std::vector<std::pair<std::string, std::string>>& environment = {});
@@ -76,7 +88,5 @@ void write_file(const std::string& path, std::size_t bytes);
 [[nodiscard]] std::string content_of(const std::string& path);
 /// $RXE_ADDR, else 127.0.0.1.
 [[nodiscard]] std::string address();
-/// A port that nobody else is likely to use.
-[[nodiscard]] std::uint16_t some_port();
 
 }  // namespace replicate::test

@@ -142,16 +142,12 @@ TEST(Replicate, JsonHasTheSummary) {
 TEST(Replicate, StartedByHandItTakesAReplicaPerCommand) {
   Folder folder;
   write_file(folder / "in", 200'000);
-  const std::string one = address() + ":" + std::to_string(some_port());
-  const std::string two = address() + ":" + std::to_string(some_port());
-  Program first({"replica", "--listen", one, "--output", folder / "one"});
-  Program second({"replica", "--listen", two, "--output", folder / "two"});
-  ASSERT_TRUE(first.says("listening on " + one)) << first.err();
-  ASSERT_TRUE(second.says("listening on " + two)) << second.err();
+  HandStarted first(folder / "one"), second(folder / "two");
+  const std::string one = first.at(), two = second.at();
   const Ended primary = run({"primary", "--file", folder / "in", "--replica", one, "--replica", two,
                              "--connections", "2"});
   EXPECT_EQ(primary.status, kExitOk) << primary.out << primary.err;
-  for (Program* replica : {&first, &second}) {
+  for (HandStarted* replica : {&first, &second}) {
     const Ended ended = replica->end();
     EXPECT_EQ(ended.status, kExitOk) << ended.err;
     EXPECT_THAT(ended.out, HasSubstr("identical"));
@@ -189,12 +185,9 @@ TEST(Replicate, KillOneFailsWhenNoQuorumIsLeft) {
 TEST(Replicate, AStoppedReplicaIsDroppedAfterTheTimeout) {
   Folder folder;
   write_file(folder / "in", much(10'000'000));
-  const std::string one = address() + ":" + std::to_string(some_port());
-  const std::string two = address() + ":" + std::to_string(some_port());
-  Program first({"replica", "--listen", one, "--output", folder / "one", "--receive-depth", "16"});
-  Program second({"replica", "--listen", two, "--output", folder / "two", "--receive-depth", "16"});
-  ASSERT_TRUE(first.says("listening on"));
-  ASSERT_TRUE(second.says("listening on"));
+  HandStarted first(folder / "one", {"--receive-depth", "16"});
+  HandStarted second(folder / "two", {"--receive-depth", "16"});
+  const std::string one = first.at(), two = second.at();
   Program primary({"primary", "--file", folder / "in", "--record-size", "1K", "--replica", one,
                    "--replica", two, "--timeout", "1", "--quorum", "1"});
   wait_until_it_grows(folder / "two.partial");
@@ -208,9 +201,8 @@ TEST(Replicate, AStoppedReplicaIsDroppedAfterTheTimeout) {
 TEST(Replicate, AReplicaWhosePrimaryIsGoneEndsAndLeavesNothing) {
   Folder folder;
   write_file(folder / "in", 30'000'000);
-  const std::string at = address() + ":" + std::to_string(some_port());
-  Program replica({"replica", "--listen", at, "--output", folder / "copy"});
-  ASSERT_TRUE(replica.says("listening on"));
+  HandStarted replica(folder / "copy");
+  const std::string at = replica.at();
   Program primary({"primary", "--file", folder / "in", "--record-size", "512", "--replica", at});
   wait_until_it_grows(folder / "copy.partial");
   primary.signal(SIGKILL);
@@ -259,9 +251,8 @@ TEST(Replicate, KilledItTakesItsReplicasWithIt) {
 TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
   Folder folder;
   write_file(folder / "in", 100'000);
-  const std::string port = std::to_string(some_port());
-  Program replica({"replica", "--listen", address() + ":" + port, "--output", folder / "copy"});
-  ASSERT_TRUE(replica.says("listening on"));
+  HandStarted replica(folder / "copy");
+  const std::string port = replica.port();
 
   auto peer = sluice::rpma::Peer::reach(address());
   ASSERT_TRUE(peer) << peer.status().message();
@@ -291,9 +282,8 @@ TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
 
 TEST(Replicate, ADamagedRecordIsReportedAndNoCopyIsLeft) {
   Folder folder;
-  const std::string port = std::to_string(some_port());
-  Program replica({"replica", "--listen", address() + ":" + port, "--output", folder / "copy"});
-  ASSERT_TRUE(replica.says("listening on")) << replica.err();
+  HandStarted replica(folder / "copy");
+  const std::string port = replica.port();
 
   // A primary of one record, by hand.
   auto peer = sluice::rpma::Peer::reach(address());
@@ -338,9 +328,8 @@ TEST(Replicate, ADamagedRecordIsReportedAndNoCopyIsLeft) {
 TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
   Folder folder;
   write_file(folder / "in", 100'000);
-  const std::string at = address() + ":" + std::to_string(some_port());
-  Program replica({"replica", "--listen", at, "--output", folder / "copy", "--record-size", "1K"});
-  ASSERT_TRUE(replica.says("listening on"));
+  HandStarted replica(folder / "copy", {"--record-size", "1K"});
+  const std::string at = replica.at();
   expect_refused(run({"primary", "--file", folder / "in", "--record-size", "2K", "--replica", at}),
                  kExitRdma, "refused");
   EXPECT_TRUE(replica.says("--record-size 1024 is what fits here")) << replica.err();
@@ -450,17 +439,20 @@ TEST(BadInput, AnAddressWithoutADevice) {
 TEST(BadInput, AnUnreachableReplica) {
   Folder folder;
   write_file(folder / "in", 10);
-  const Ended ended = run({"primary", "--file", folder / "in", "--replica",
-                           address() + ":" + std::to_string(some_port())});
-  expect_refused(ended, kExitRdma, "refused");
+  std::string nobody;
+  {
+    HandStarted gone(folder / "x");
+    nobody = gone.at();
+  }
+  expect_refused(run({"primary", "--file", folder / "in", "--replica", nobody}), kExitRdma,
+                 "refused");
 }
 
 TEST(BadInput, APortThatIsTaken) {
   Folder folder;
   write_file(folder / "in", 10);
-  const std::string port = std::to_string(some_port());
-  Program holder({"replica", "--listen", address() + ":" + port, "--output", folder / "x"});
-  ASSERT_TRUE(holder.says("listening on"));
+  HandStarted holder(folder / "x");
+  const std::string port = holder.port();
   const Ended ended =
       run({"--file", folder / "in", "--port", port, "--output-dir", folder / "out"});
   expect_refused(ended, kExitRdma, port);

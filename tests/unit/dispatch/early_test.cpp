@@ -210,6 +210,44 @@ TEST(EarlyThreads, HeldOnesOfAnAttachThatRacesWithTrafficComeFirst) {
   EXPECT_EQ(dispatcher->counters().pollers[0].orphans, 0u);
 }
 
+/// Never completes anything, and has no descriptor.
+class SilentSource final : public CompletionSource {
+ public:
+  PollOutcome poll(std::span<ibv_wc>) noexcept override { return {}; }
+  EventOutcome consume_event() noexcept override { return {}; }
+  [[nodiscard]] int wait_fd() const noexcept override { return -1; }
+  [[nodiscard]] std::uint32_t capacity() const noexcept override { return 1; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "silent"; }
+};
+
+// A host that attaches and never runs its poller.
+TEST(Mailbox, AnAttachThatFindsItFullSaysSoAndLeavesNothingBehind) {
+  DispatcherConfig config = small_config(1, WaitMode::event, Drive::host);
+  config.pollers.sources_max = 20'000;
+  auto dispatcher = start(config);
+  const auto ignore = [](auto, const auto&) noexcept {};
+  auto source = std::make_shared<SyntheticSource>();
+  auto receive = dispatcher->attach(source, {}, ignore);
+  ASSERT_TRUE(receive.ok());
+  Status refused;
+  std::shared_ptr<SilentSource> last;
+  for (int i = 0; i < 19'000 && refused.ok(); ++i) {
+    last = std::make_shared<SilentSource>();
+    refused = dispatcher->attach(last, {.order = Order::inlined}, ignore).status();
+  }
+  ASSERT_EQ(refused.code(), StatusCode::resource_exhausted);
+  EXPECT_NE(refused.message().find("mailbox"), std::string::npos) << refused.message();
+  EXPECT_EQ(last->ownership_epoch() % 2, 0u);
+  EXPECT_EQ(dispatcher->attach_queue_pair(5, {.receive_source = *receive}).status().code(),
+            StatusCode::resource_exhausted);
+  ASSERT_TRUE(run_until(*dispatcher, [&] { return dispatcher->poller(0).run_once() == 0; }));
+  // The failed attach is no pending set-up, and no connection of the source.
+  ASSERT_TRUE(source->complete(5, 1));
+  EXPECT_TRUE(
+      run_until(*dispatcher, [&] { return dispatcher->counters().pollers[0].orphans == 1; }));
+  EXPECT_TRUE(detach_by_running(*dispatcher, **receive).clean);
+}
+
 /// Takes every post and remembers it.
 class FakePoster final : public ReceivePoster {
  public:

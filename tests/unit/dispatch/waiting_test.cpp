@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <dirent.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -200,6 +205,47 @@ TEST(WaitingThreads, CompletionsInAnyWindowAreDeliveredUnderHammering) {
     }
     EXPECT_GT(dispatcher->counters().pollers[0].sleeps, 0u);
   }
+}
+
+// W7: a signal interrupts the wait.
+TEST(WaitingThreads, SignalsInterruptEveryWaitAndNothingIsLost) {
+  struct sigaction quiet {};
+  quiet.sa_handler = [](int) {};  // no SA_RESTART: the waits do end
+  struct sigaction before {};
+  ASSERT_EQ(::sigaction(SIGUSR1, &quiet, &before), 0);
+  DispatcherConfig config = small_config(2);
+  config.pollers.hot_rounds = 1;
+  config.pools[0].spin_rounds = 1;
+  auto dispatcher = start(config);
+  auto source = std::make_shared<SyntheticSource>();
+  std::atomic<std::uint64_t> handled{0};
+  auto handle = dispatcher->attach(
+      source, {.single_connection = true},
+      [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
+  ASSERT_TRUE(handle.ok());
+  std::atomic<bool> end{false};
+  std::thread pest([&] {
+    const long self = ::syscall(SYS_gettid);
+    while (!end) {
+      DIR* const tasks = ::opendir("/proc/self/task");
+      while (const dirent* const task = ::readdir(tasks)) {
+        const long id = std::strtol(task->d_name, nullptr, 10);
+        if (id > 0 && id != self) ::syscall(SYS_tgkill, ::getpid(), id, SIGUSR1);
+      }
+      ::closedir(tasks);
+    }
+  });
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(source->complete(1, i));
+    EXPECT_TRUE(eventually([&] { return handled == i + 1; })) << "completion " << i;
+    if (HasFailure()) break;
+  }
+  auto report = (*handle)->detach(kGenerous);
+  EXPECT_TRUE(report.ok() && report->clean);
+  EXPECT_TRUE(dispatcher->stop(kGenerous).ok());
+  end = true;
+  pest.join();
+  ::sigaction(SIGUSR1, &before, nullptr);
 }
 
 // W8: re-arming fails.
