@@ -2,10 +2,8 @@
 // sluice-replicate: see README.md. This file ties the parts together: who is started, in which
 // order, what is shown, and with which status the program ends.
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <vector>
 

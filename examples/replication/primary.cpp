@@ -6,7 +6,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <utility>
 
@@ -337,8 +336,8 @@ void Primary::kill_one_if_due() {
   const ReplicaTarget& victim = replicas_.back()->target();
   progress_.clear();
   fmt::print(stderr,
-             "sluice-replicate: killing {} (process {}) after {} records, as --kill-one asks\n",
-             replicas_.back()->name(), victim.pid, tracker_.committed());
+             "sluice-replicate: killing process {}, {}, after {} records, as --kill-one asks\n",
+             victim.pid, replicas_.back()->name(), tracker_.committed());
   kill(victim.pid, SIGKILL);
 }
 

@@ -91,11 +91,11 @@ TEST_P(FaultyDevice, ARearmThatFailsIsReportedAndPollingGoesOn) {
 TEST_P(FaultyDevice, APollThatFailsIsFinal) {
   under_test_->produce(2);
   for (const ibv_wc& wc : await_completions(*source_, 2, "what was produced")) take(wc);
-  device_.set("fail_poll_after=1");
+  device_.set("fail_poll_after=1");  // once one more has been polled
+  under_test_->produce(20);
   ibv_wc wcs[4];
   PollOutcome outcome;
   await("the failure of a poll", [&] {
-    under_test_->produce_on(0);
     outcome = source_->poll(wcs);
     return outcome.fault != SourceFault::none;
   });

@@ -88,8 +88,10 @@ CmId* new_id(EventChannel* channel, void* context, rdma_port_space ps) {
   id->base.context = context;
   id->base.ps = ps;
   id->base.qp_type = IBV_QPT_RC;
-  id->endpoint = std::make_shared<Endpoint>();
+  // Not make_shared: timers keep weak references for a while, and should not keep the memory.
+  id->endpoint = std::shared_ptr<Endpoint>(new Endpoint);
   id->endpoint->cm = id;
+  if (channel != nullptr) channel->join(id);
   globals().counters.cm_ids.fetch_add(1, std::memory_order_relaxed);
   return id;
 }
@@ -245,7 +247,7 @@ void Listener::on_events(std::uint32_t) noexcept {
       ::close(fd);
       continue;
     }
-    auto endpoint = std::make_shared<Endpoint>();
+    auto endpoint = std::shared_ptr<Endpoint>(new Endpoint);  // as in new_id()
     const std::lock_guard lock(endpoint->mu);
     endpoint->listener = shared_from_this();
     if (endpoint->adopt(fd, LinkState::kAwaitingRequest) != 0) {
@@ -284,6 +286,7 @@ bool Listener::request(Endpoint& endpoint, std::span<const std::uint8_t> private
   id->base.route.path_rec = &id->path;
   id->base.route.num_paths = 1;
   endpoint.cm = id;
+  id->channel()->join(id);
   auto* event = new CmEvent;
   event->account = cm;
   event->event.id = &id->base;
@@ -308,6 +311,7 @@ namespace {
 
 /// Frees an id that nothing refers to any more.
 void free_id(CmId* id) {
+  if (EventChannel* const channel = id->channel()) channel->leave(id);
   if (id->socket >= 0) ::close(id->socket);
   globals().counters.cm_ids.fetch_sub(1, std::memory_order_relaxed);
   delete id;
@@ -324,8 +328,10 @@ void destroy_event(CmEvent* event) {
     }
     // Further events of the child, such as the client's death, may be queued beside this one.
     std::vector<CmEvent*> more;
-    child->channel()->events.remove_if([child](CmEvent* e) { return e->account == child; },
-                                       [&more](CmEvent* e) { more.push_back(e); });
+    if (EventChannel* const channel = child->channel()) {
+      channel->events.remove_if([child](CmEvent* e) { return e->account == child; },
+                                [&more](CmEvent* e) { more.push_back(e); });
+    }
     for (CmEvent* e : more) delete e;
     free_id(child);
   }
@@ -387,6 +393,21 @@ void rdma_destroy_event_channel(rdma_event_channel* base) {
   EventChannel* channel = from(base);
   if (!channel->usable(__func__)) return;
   globals().counters.event_channels.fetch_sub(1, std::memory_order_relaxed);
+  std::unordered_set<CmId*> forgotten;
+  {
+    const std::lock_guard lock(channel->ids_mu);
+    forgotten.swap(channel->ids);
+  }
+  for (CmId* id : forgotten) {
+    if (id->listener) id->listener->stop();
+    const std::lock_guard lock(id->endpoint->mu);
+    id->endpoint->abandon();
+    id->base.channel = nullptr;  // from here on it posts no event
+  }
+  std::vector<CmEvent*> unseen;
+  channel->events.remove_if([](CmEvent*) { return true; },
+                            [&unseen](CmEvent* e) { unseen.push_back(e); });
+  for (CmEvent* event : unseen) destroy_event(event);
   delete channel;
 }
 
@@ -449,13 +470,16 @@ int rdma_destroy_id(rdma_cm_id* base) {
     id->endpoint->abandon();
   }
   EventChannel* channel = id->channel();
-  std::vector<CmEvent*> unseen;
-  channel->events.remove_if([id](CmEvent* e) { return e->account == id; },
-                            [&unseen](CmEvent* e) { unseen.push_back(e); });
-  for (CmEvent* event : unseen) destroy_event(event);
+  if (channel != nullptr) {
+    std::vector<CmEvent*> unseen;
+    channel->events.remove_if([id](CmEvent* e) { return e->account == id; },
+                              [&unseen](CmEvent* e) { unseen.push_back(e); });
+    for (CmEvent* event : unseen) destroy_event(event);
+  }
   softrdma::wait_for_acks(*id);
-  if (id->synchronous) delete channel;
+  const bool synchronous = id->synchronous;
   free_id(id);
+  if (synchronous) delete channel;
   return 0;
 }
 
@@ -480,11 +504,15 @@ int rdma_migrate_id(rdma_cm_id* base, rdma_event_channel* to) {
     std::vector<CmEvent*> queued;
     old->events.remove_if([id](CmEvent* e) { return e->account == id; },
                           [&queued](CmEvent* e) { queued.push_back(e); });
-    base->channel = &target->base;
+    const auto move = [&](CmId* one) {
+      old->leave(one);
+      one->base.channel = &target->base;
+      target->join(one);
+    };
+    move(id);
     id->synchronous = to == nullptr;
     for (CmEvent* event : queued) {
-      if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
-        event->event.id->channel = &target->base;
+      if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST) move(from(event->event.id));
       target->events.push(event);
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <unordered_set>
 
 #include "endpoint.hpp"
 #include "objects.hpp"
@@ -18,6 +19,19 @@ struct CmEvent {
 struct EventChannel : Owned {
   rdma_event_channel base{};
   EventQueue<CmEvent*> events;
+
+  /// The ids that post here. A program may forget some and destroy the channel under them, and librpma
+  /// does, where it cannot equip an incoming request; the kernel then ends them, and so does this.
+  void join(CmId* id) {
+    const std::lock_guard lock(ids_mu);
+    ids.insert(id);
+  }
+  void leave(CmId* id) {
+    const std::lock_guard lock(ids_mu);
+    ids.erase(id);
+  }
+  std::mutex ids_mu;  // innermost
+  std::unordered_set<CmId*> ids;
 };
 
 /// What the application has done with an id before it connects; from then on Endpoint::link tells.

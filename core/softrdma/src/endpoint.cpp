@@ -47,8 +47,11 @@ int Endpoint::adopt(int fd, LinkState state) {
   ++link_epoch_;
   reset_protocol();
   Faults& faults = Faults::instance();
-  const std::uint64_t ordinal = faults.connections.fetch_add(1, std::memory_order_relaxed);
-  random_ = faults.stream(1, ordinal);
+  // The two ends of a connection within one process come here in no certain order: each side counts
+  // for itself, or the seed would not replay.
+  const bool passive = state == LinkState::kAwaitingRequest;
+  std::atomic<std::uint64_t>& links = passive ? faults.accepted : faults.connections;
+  random_ = faults.stream(passive ? 4 : 1, links.fetch_add(1, std::memory_order_relaxed));
   const Range drop = faults.plan().drop_after;
   cut_at_message_ = drop.set();
   messages_left_ =

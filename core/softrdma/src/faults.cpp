@@ -161,6 +161,7 @@ void Faults::set(const FaultPlan& plan) {
   any_calls_.store(0, std::memory_order_relaxed);
   for (auto& calls : point_calls_) calls.store(0, std::memory_order_relaxed);
   connections.store(0, std::memory_order_relaxed);
+  accepted.store(0, std::memory_order_relaxed);
   polled.store(0, std::memory_order_relaxed);
   notified.store(0, std::memory_order_relaxed);
   // Plans stay reachable, so that a leak checker does not count them.

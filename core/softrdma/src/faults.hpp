@@ -104,6 +104,7 @@ class Faults {
   }
 
   std::atomic<std::uint64_t> connections{0};  // ordinal of the next connection, for its stream
+  std::atomic<std::uint64_t> accepted{0};     // the same, of those that came from a listener
   std::atomic<std::uint64_t> polled{0};
   std::atomic<std::uint64_t> notified{0};
 

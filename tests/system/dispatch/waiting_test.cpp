@@ -226,9 +226,10 @@ TEST(WaitingIdle, SixteenIdleConnectionsUseLessThanOnePercentOfACore) {
   await("all sources turning cold", [&] {
     return server.sum(&PollerCounters::hot_sources) + client.sum(&PollerCounters::hot_sources) == 0;
   });
-  // The least of three windows: another process on this core is not this one's doing.
+  // The least of some windows: what earlier tests left in the device's timers ends after a while.
+  constexpr int kWindowsMax = 15;
   double least = 1;
-  for (int window = 0; window < 3 && least >= 0.01; ++window) {
+  for (int window = 0; window < kWindowsMax && least >= 0.01; ++window) {
     const auto begin = Clock::now();
     const auto used = process_cpu_time();
     ::poll(nullptr, 0, 1000);  // what is measured is this very time
