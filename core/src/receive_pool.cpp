@@ -172,8 +172,10 @@ ReceivedBuffer ReceivePool::take(const ibv_wc& wc) noexcept {
 }
 
 void ReceivePool::reclaim(const ibv_wc& wc) noexcept {
-  // Relaxed: no one else can move it on from `polled`, and it cannot be polled again but by the caller.
-  if (reinterpret_cast<Slot*>(wc.wr_id)->state.load(std::memory_order_relaxed) == SlotState::polled) {
+  // Relaxed: no one else can move it on from `polled`, and it cannot be polled again but by the
+  // caller.
+  if (reinterpret_cast<Slot*>(wc.wr_id)->state.load(std::memory_order_relaxed) ==
+      SlotState::polled) {
     take(wc).release();
   }
 }

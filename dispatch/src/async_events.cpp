@@ -30,14 +30,16 @@ bool take_device_event(ibv_context* device, DeviceEvent& out) noexcept {
 }
 
 DeviceEventExchange& DeviceEventExchange::instance() noexcept {
-  static DeviceEventExchange* const exchange = new DeviceEventExchange;  // outlives every dispatcher
+  static DeviceEventExchange* const exchange =
+      new DeviceEventExchange;  // outlives every dispatcher
   return *exchange;
 }
 
 void DeviceEventExchange::join(ibv_context* device, Control& control) {
   const std::scoped_lock lock(mutex_);
   const std::pair member(device, &control);
-  if (std::find(members_.begin(), members_.end(), member) == members_.end()) members_.push_back(member);
+  if (std::find(members_.begin(), members_.end(), member) == members_.end())
+    members_.push_back(member);
 }
 
 void DeviceEventExchange::leave(Control& control) noexcept {

@@ -23,9 +23,9 @@ struct DeviceEvent {
 /// Takes the next event, acknowledges it. False: there is none now.
 [[nodiscard]] bool take_device_event(ibv_context* device, DeviceEvent& out) noexcept;
 
-/// Gives each async event to all dispatchers of this process that watch its device. librdmacm shares
-/// one context per device and process, and an event can be read only once: whichever dispatcher reads
-/// it, it may concern a connection of another (C7).
+/// Gives each async event to all dispatchers of this process that watch its device. librdmacm
+/// shares one context per device and process, and an event can be read only once: whichever
+/// dispatcher reads it, it may concern a connection of another (C7).
 ///
 /// Thread-safety: all calls from any thread. A mutex: async events are rare. Once `leave()` has
 /// returned nothing more is delivered.

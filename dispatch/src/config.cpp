@@ -36,7 +36,9 @@ const char* to_string(Order order) noexcept {
   return "unknown";
 }
 
-const char* to_string(WaitMode mode) noexcept { return mode == WaitMode::busy ? "busy" : "event"; }
+const char* to_string(WaitMode mode) noexcept {
+  return mode == WaitMode::busy ? "busy" : "event";
+}
 
 Status DispatcherConfig::validate() const {
   constexpr std::uint64_t kMillion = 1U << 20;
@@ -52,8 +54,8 @@ Status DispatcherConfig::validate() const {
       return {StatusCode::invalid_argument,
               "the pool name '" + pool.name + "' is empty or used twice; each pool needs its own"};
     }
-    SLUICE_RETURN_IF_ERROR(
-        check_range("workers of pool '" + pool.name + "'", pool.workers, 1, ParkingLot::kMaxWorkers));
+    SLUICE_RETURN_IF_ERROR(check_range("workers of pool '" + pool.name + "'", pool.workers, 1,
+                                       ParkingLot::kMaxWorkers));
     SLUICE_RETURN_IF_ERROR(
         check_range("spin_rounds of pool '" + pool.name + "'", pool.spin_rounds, 0, kMillion));
   }

@@ -54,19 +54,22 @@ Status Control::open() {
   event.events = EPOLLIN;
   event.data.fd = port_.notes().fd();
   if (epoll_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, port_.notes().fd(), &event) != 0) {
-    return {StatusCode::resource_exhausted, "the control could not make its epoll descriptor", errno};
+    return {StatusCode::resource_exhausted, "the control could not make its epoll descriptor",
+            errno};
   }
   timer_fd_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
   event.data.fd = timer_fd_;
   if (timer_fd_ < 0 || ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, timer_fd_, &event) != 0) {
-    return {StatusCode::resource_exhausted, "the control could not make its timer descriptor", errno};
+    return {StatusCode::resource_exhausted, "the control could not make its timer descriptor",
+            errno};
   }
   seen_pollers_.resize(pollers_.size());
   seen_workers_.resize(workers_.size());
   return {};
 }
 
-// --- a round ---------------------------------------------------------------------------------------
+// --- a round
+// ---------------------------------------------------------------------------------------
 
 std::size_t Control::run_once() {
   owner_.check("the control is driven by one thread; another one called it");
@@ -127,15 +130,17 @@ std::size_t Control::handle_notes() {
 void Control::handle_source_failure(const ControlNote& note, SourceState& source) {
   const bool still_polled = note.fault == SourceFault::rearm_failed;
   if (callbacks_.on_source_failed) {
-    const Status status(StatusCode::device_failed,
-                        "source '" + std::string(source.source->name()) +
-                            "': " + std::string(to_string(note.fault)) +
-                            (still_polled ? ", polled for good from now on" : ", not polled any more"),
-                        note.error > 0 ? note.error : 0, note.error < 0 ? note.error : 0);
+    const Status status(
+        StatusCode::device_failed,
+        "source '" + std::string(source.source->name()) +
+            "': " + std::string(to_string(note.fault)) +
+            (still_polled ? ", polled for good from now on" : ", not polled any more"),
+        note.error > 0 ? note.error : 0, note.error < 0 ? note.error : 0);
     callbacks_.on_source_failed(note.source, status);
   }
   if (still_polled) return;
-  // A connection whose completions do not come any more is of no use, and nothing else may tell (E5).
+  // A connection whose completions do not come any more is of no use, and nothing else may tell
+  // (E5).
   for (const auto& connection : registry_.connections()) {
     if (source.connection == connection.get() || connection->receive_source.get() == &source) {
       report_end(connection, rpma::ConnectionEvent::lost);
@@ -215,7 +220,8 @@ void Control::check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at
   if (callbacks_.on_stall) callbacks_.on_stall(runner.handler_source(), inlined, at - seen.since);
 }
 
-// --- waiting ---------------------------------------------------------------------------------------
+// --- waiting
+// ---------------------------------------------------------------------------------------
 
 bool Control::prepare_to_wait() {
   owner_.check("the control is driven by one thread; another one wanted to wait for it");
@@ -256,7 +262,8 @@ void Control::finish_wait() {
   port_.notes().finish_sleep();
 }
 
-// --- what is watched -------------------------------------------------------------------------------
+// --- what is watched
+// -------------------------------------------------------------------------------
 
 Control::Watched Control::watched(int fd) const {
   const std::scoped_lock lock(mutex_);
@@ -338,7 +345,8 @@ Status Control::add(std::shared_ptr<ListenerState> listener) {
   return {};
 }
 
-// --- events ----------------------------------------------------------------------------------------
+// --- events
+// ----------------------------------------------------------------------------------------
 
 void Control::handle_connection(const std::shared_ptr<ConnectionState>& connection) {
   const std::shared_ptr<rpma::Connection> handle = connection->connection;

@@ -20,8 +20,8 @@ namespace sluice::detail {
 class ListenerState;
 
 /// Owns connection and device events, drains and deadlines (C7), and reports through callbacks.
-/// Driven by one thread at a time. Nothing that it calls blocks, but for the destruction of a drained
-/// queue pair.
+/// Driven by one thread at a time. Nothing that it calls blocks, but for the destruction of a
+/// drained queue pair.
 class Control final : public Runnable {
  public:
   Control(const DispatcherConfig& config, const DispatcherCallbacks& callbacks, ControlPort& port,

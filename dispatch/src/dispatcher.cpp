@@ -15,8 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Descriptors that one connection takes: its event channel, up to two completion channels, and what
-/// a software device needs for it.
+/// Descriptors that one connection takes: its event channel, up to two completion channels, and
+/// what a software device needs for it.
 constexpr std::uint64_t kDescriptorsPerConnection = 4;
 /// Those of the dispatcher itself, the device, listeners, logs.
 constexpr std::uint64_t kDescriptorsBase = 64;
@@ -24,7 +24,8 @@ constexpr std::uint64_t kConnectionsByDefault = 4096;
 
 Result<std::uint32_t> fit_connections(const DispatcherConfig& config) {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return Status(StatusCode::internal, "getrlimit failed", errno);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0)
+    return Status(StatusCode::internal, "getrlimit failed", errno);
   const std::uint64_t base = kDescriptorsBase + 4 * config.pollers.count;
   const std::uint64_t fits =
       limit.rlim_cur <= base ? 0 : (limit.rlim_cur - base) / kDescriptorsPerConnection;
@@ -48,13 +49,15 @@ Status await_established(rpma::Connection& connection, Clock::time_point deadlin
     if (event && *event == rpma::ConnectionEvent::established) return {};
     if (event) {
       const bool rejected = *event == rpma::ConnectionEvent::rejected;
-      return {rejected ? StatusCode::rejected
-                       : (*event == rpma::ConnectionEvent::unreachable ? StatusCode::unreachable
-                                                                       : StatusCode::connection_lost),
+      return {rejected
+                  ? StatusCode::rejected
+                  : (*event == rpma::ConnectionEvent::unreachable ? StatusCode::unreachable
+                                                                  : StatusCode::connection_lost),
               what + (rejected ? ": rejected, or nobody listens there"
                                : ": " + std::string(rpma::to_string(*event)))};
     }
-    if (event.status().code() != StatusCode::no_completion) return event.status().with_context(what);
+    if (event.status().code() != StatusCode::no_completion)
+      return event.status().with_context(what);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) return {StatusCode::timed_out, what + ": not established in time"};
     pollfd fd{connection.event_fd(), POLLIN, 0};
@@ -64,14 +67,19 @@ Status await_established(rpma::Connection& connection, Clock::time_point deadlin
 
 }  // namespace
 
-// --- handles ---------------------------------------------------------------------------------------
+// --- handles
+// ---------------------------------------------------------------------------------------
 
 SourceHandle::SourceHandle(std::shared_ptr<detail::DispatcherImpl> dispatcher,
                            std::shared_ptr<detail::SourceState> state)
     : dispatcher_(std::move(dispatcher)), state_(std::move(state)) {}
 SourceHandle::~SourceHandle() = default;
-SourceId SourceHandle::id() const noexcept { return state_->id; }
-std::uint32_t SourceHandle::poller() const noexcept { return state_->poller_index; }
+SourceId SourceHandle::id() const noexcept {
+  return state_->id;
+}
+std::uint32_t SourceHandle::poller() const noexcept {
+  return state_->poller_index;
+}
 Result<DetachReport> SourceHandle::detach(std::chrono::nanoseconds deadline) {
   return dispatcher_->detach(state_, deadline);
 }
@@ -83,14 +91,20 @@ ConnectionHandle::ConnectionHandle(std::shared_ptr<detail::DispatcherImpl> dispa
                                    std::shared_ptr<detail::ConnectionState> state)
     : dispatcher_(std::move(dispatcher)), state_(std::move(state)) {}
 ConnectionHandle::~ConnectionHandle() = default;
-ConnectionId ConnectionHandle::id() const noexcept { return state_->id; }
+ConnectionId ConnectionHandle::id() const noexcept {
+  return state_->id;
+}
 rpma::Connection& ConnectionHandle::connection() const noexcept {
   SLUICE_CHECK(state_->connection != nullptr,
                "connection() of a detached connection, or of a queue pair attached by number");
   return *state_->connection;
 }
-std::uint32_t ConnectionHandle::poller() const noexcept { return state_->poller_index; }
-bool ConnectionHandle::down() const noexcept { return state_->down.load(std::memory_order_relaxed); }
+std::uint32_t ConnectionHandle::poller() const noexcept {
+  return state_->poller_index;
+}
+bool ConnectionHandle::down() const noexcept {
+  return state_->down.load(std::memory_order_relaxed);
+}
 Result<DetachReport> ConnectionHandle::detach(std::chrono::nanoseconds deadline) {
   return dispatcher_->detach(state_, deadline);
 }
@@ -118,7 +132,8 @@ SetupTicket::~SetupTicket() {
   if (const auto dispatcher = dispatcher_.lock()) state_->poller->poke();
 }
 
-// --- Dispatcher ------------------------------------------------------------------------------------
+// --- Dispatcher
+// ------------------------------------------------------------------------------------
 
 Dispatcher::Dispatcher(std::shared_ptr<detail::DispatcherImpl> impl) noexcept
     : impl_(std::move(impl)) {}
@@ -182,12 +197,19 @@ Result<std::shared_ptr<ConnectionHandle>> Dispatcher::connect(
   auto connection = std::move(*request).connect(private_data);
   if (!connection) return connection.status();
   SLUICE_RETURN_IF_ERROR(await_established(**connection, deadline, what));
-  return impl_->attach_connection(std::move(*connection), std::move(options), std::move(reservation));
+  return impl_->attach_connection(std::move(*connection), std::move(options),
+                                  std::move(reservation));
 }
 
-Status Dispatcher::watch_device(ibv_context* context) { return impl_->watch_device(context); }
-DispatcherCounters Dispatcher::counters() const { return impl_->counters(); }
-Status Dispatcher::stop(std::chrono::nanoseconds deadline) { return impl_->stop(deadline); }
+Status Dispatcher::watch_device(ibv_context* context) {
+  return impl_->watch_device(context);
+}
+DispatcherCounters Dispatcher::counters() const {
+  return impl_->counters();
+}
+Status Dispatcher::stop(std::chrono::nanoseconds deadline) {
+  return impl_->stop(deadline);
+}
 
 std::uint32_t Dispatcher::poller_count() const noexcept {
   return static_cast<std::uint32_t>(impl_->pollers().size());

@@ -42,7 +42,8 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
       port_(note_capacity(config_, connections_max)),
       connections_max_(connections_max) {
   // A lane for each connection, and one for each source of a single connection.
-  const std::uint32_t lanes_max = connections_max + config_.pollers.count * config_.pollers.sources_max;
+  const std::uint32_t lanes_max =
+      connections_max + config_.pollers.count * config_.pollers.sources_max;
   std::vector<Pool*> pools;
   for (const PoolConfig& pool : config_.pools) {
     pools_.push_back(std::make_unique<Pool>(pool, static_cast<std::uint32_t>(pools_.size()),
@@ -58,8 +59,7 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
       workers_.push_back(std::make_unique<Worker>(*pool, i, host_driven(), port_));
     }
   }
-  control_ =
-      std::make_unique<Control>(config_, callbacks_, port_, registry_, pollers_, workers_);
+  control_ = std::make_unique<Control>(config_, callbacks_, port_, registry_, pollers_, workers_);
 }
 
 DispatcherImpl::~DispatcherImpl() = default;
@@ -69,7 +69,8 @@ Status DispatcherImpl::open() {
   return control_->open();
 }
 
-// --- threads ---------------------------------------------------------------------------------------
+// --- threads
+// ---------------------------------------------------------------------------------------
 
 template <typename Body>
 Status DispatcherImpl::start_thread(std::string name, Body body) {
@@ -79,13 +80,14 @@ Status DispatcherImpl::start_thread(std::string name, Body body) {
   const std::scoped_lock lock(threads_mutex_);
   threads_.push_back(std::move(thread));
   try {
-    self->thread = std::thread([this, keep = shared_from_this(), self, body = std::move(body)]() mutable {
-      topology::name_current_thread(self->name);
-      body();
-      const std::scoped_lock ended(threads_mutex_);
-      self->ended = true;
-      thread_ended_.notify_all();
-    });
+    self->thread =
+        std::thread([this, keep = shared_from_this(), self, body = std::move(body)]() mutable {
+          topology::name_current_thread(self->name);
+          body();
+          const std::scoped_lock ended(threads_mutex_);
+          self->ended = true;
+          thread_ended_.notify_all();
+        });
   } catch (const std::system_error& error) {
     const Status status(StatusCode::resource_exhausted,
                         "the thread " + self->name + " (of " + std::to_string(threads_.size()) +
@@ -98,7 +100,8 @@ Status DispatcherImpl::start_thread(std::string name, Body body) {
 }
 
 void DispatcherImpl::bind(const std::vector<unsigned>& cpus, std::uint32_t index) {
-  const Status status = cpus.empty() ? Status{} : topology::bind_current_thread(cpus[index % cpus.size()]);
+  const Status status =
+      cpus.empty() ? Status{} : topology::bind_current_thread(cpus[index % cpus.size()]);
   const std::scoped_lock lock(threads_mutex_);
   if (!status.ok() && bind_status_.ok()) bind_status_ = status;
   ++threads_ready_;
@@ -114,7 +117,8 @@ Status DispatcherImpl::start_threads() {
       std::string list;
       for (const unsigned one : *allowed) list += (list.empty() ? "" : ",") + std::to_string(one);
       return {StatusCode::invalid_argument, whose + " names CPU " + std::to_string(cpu) +
-                                                ", where this process may not run; it may on " + list};
+                                                ", where this process may not run; it may on " +
+                                                list};
     }
     return {};
   };
@@ -123,8 +127,8 @@ Status DispatcherImpl::start_threads() {
     SLUICE_RETURN_IF_ERROR(check(pool->config.cpus, "cpus of pool '" + pool->config.name + "'"));
   }
   // A busy poller that shares its CPU would starve the worker that has the work (S6).
-  yield_when_busy_ = config_.pollers.wait == WaitMode::busy &&
-                     pollers_.size() + workers_.size() > allowed->size();
+  yield_when_busy_ =
+      config_.pollers.wait == WaitMode::busy && pollers_.size() + workers_.size() > allowed->size();
 
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {
     SLUICE_RETURN_IF_ERROR(start_thread("sluice-poll-" + std::to_string(i),
@@ -189,7 +193,8 @@ void DispatcherImpl::run_control() {
   }
 }
 
-// --- attaching -------------------------------------------------------------------------------------
+// --- attaching
+// -------------------------------------------------------------------------------------
 
 Result<Pool*> DispatcherImpl::find_pool(const std::string& name) const {
   if (name.empty()) return pools_.front().get();
@@ -228,14 +233,15 @@ Result<std::shared_ptr<SourceState>> DispatcherImpl::make_source(
   return state;
 }
 
-Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(std::shared_ptr<CompletionSource> source,
-                                                             AttachOptions options, Handler handler) {
+Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(
+    std::shared_ptr<CompletionSource> source, AttachOptions options, Handler handler) {
   if (source == nullptr || !handler) {
     return Status(StatusCode::invalid_argument, "attach needs a source and a handler");
   }
   const std::shared_lock attaching(attaching_);
   if (refusing_.load(std::memory_order_relaxed)) {
-    return Status(StatusCode::cancelled, "the dispatcher is stopping: nothing more can be attached");
+    return Status(StatusCode::cancelled,
+                  "the dispatcher is stopping: nothing more can be attached");
   }
   auto pool = find_pool(options.pool);
   if (!pool) return pool.status();
@@ -246,7 +252,8 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(std::shared_ptr<Com
                       "': each holds pollers.sources_max already, or there is no poller " +
                       std::to_string(options.poller));
   }
-  auto made = make_source(std::move(source), std::move(options), std::move(handler), *pool, *poller);
+  auto made =
+      make_source(std::move(source), std::move(options), std::move(handler), *pool, *poller);
   if (!made) {
     registry_.leave_poller(*poller, false, 1);
     return made.status();
@@ -272,7 +279,8 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(std::shared_ptr<Com
   return std::shared_ptr<SourceHandle>(new SourceHandle(shared_from_this(), state));
 }
 
-Status DispatcherImpl::check_receive_source(const ConnectionOptions& options, const Pool* pool) const {
+Status DispatcherImpl::check_receive_source(const ConnectionOptions& options,
+                                            const Pool* pool) const {
   if (options.receive_source == nullptr) return {};
   const SourceState& source = *options.receive_source->state_;
   if (source.queue_pairs != nullptr && source.pool == pool) return {};
@@ -285,7 +293,8 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_connection(
     std::shared_ptr<rpma::Connection> connection, ConnectionOptions options,
     ConnectionReservation reservation) {
   if (connection == nullptr || !options.handler) {
-    return Status(StatusCode::invalid_argument, "attach_connection needs a connection and a handler");
+    return Status(StatusCode::invalid_argument,
+                  "attach_connection needs a connection and a handler");
   }
   auto state = std::make_shared<ConnectionState>();
   state->connection = std::move(connection);
@@ -294,8 +303,8 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_connection(
   return enrol(std::move(state), options, std::move(reservation));
 }
 
-Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(std::uint32_t qp_num,
-                                                                            ConnectionOptions options) {
+Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(
+    std::uint32_t qp_num, ConnectionOptions options) {
   if (options.receive_source == nullptr) {
     return Status(StatusCode::invalid_argument,
                   "attach_queue_pair needs the receive_source on which the queue pair completes");
@@ -333,13 +342,14 @@ Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions
   return {};
 }
 
-Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<ConnectionState> state,
-                                                                ConnectionOptions& options,
-                                                                ConnectionReservation reservation) {
+Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
+    std::shared_ptr<ConnectionState> state, ConnectionOptions& options,
+    ConnectionReservation reservation) {
   const std::uint32_t own_sources_max = state->connection != nullptr ? 2 : 0;
   const std::shared_lock attaching(attaching_);
   if (refusing_.load(std::memory_order_relaxed)) {
-    return Status(StatusCode::cancelled, "the dispatcher is stopping: nothing more can be attached");
+    return Status(StatusCode::cancelled,
+                  "the dispatcher is stopping: nothing more can be attached");
   }
   auto pool = find_pool(options.pool);
   if (!pool) return pool.status();
@@ -359,8 +369,9 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(std::shared_ptr<
   Status status;
   bool joined = false;
   if (registry_.add(state, std::move(reservation)) == ConnectionId::none) {
-    status = Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
-                                                  ") connections are attached already");
+    status =
+        Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
+                                             ") connections are attached already");
   } else if (state->receive_source != nullptr &&
              !(joined = registry_.join_source(*state->receive_source))) {
     status = Status(StatusCode::cancelled, "the receive_source is being detached");
@@ -404,7 +415,8 @@ SetupTicket DispatcherImpl::expect_connection(SourceHandle& receive_source) {
   return SetupTicket(shared_from_this(), receive_source.state_);
 }
 
-// --- detaching -------------------------------------------------------------------------------------
+// --- detaching
+// -------------------------------------------------------------------------------------
 
 void DispatcherImpl::detach_async(const std::shared_ptr<SourceState>& source,
                                   std::chrono::nanoseconds deadline, DetachCallback done) {
@@ -442,7 +454,8 @@ Result<DetachReport> DispatcherImpl::detach(const std::shared_ptr<State>& state,
   auto report = promise->get_future();
   detach_async(state, deadline, [promise](const DetachReport& done) { promise->set_value(done); });
   // The drain ends by itself at its deadline; only a control held up in a callback can be later.
-  const auto patience = std::min<std::chrono::nanoseconds>(deadline, kLongestDetach) + kControlPatience;
+  const auto patience =
+      std::min<std::chrono::nanoseconds>(deadline, kLongestDetach) + kControlPatience;
   if (report.wait_for(patience) == std::future_status::ready) return report.get();
   return Status(StatusCode::timed_out,
                 "a detach got no answer from the control; is one of the callbacks blocking it?");
@@ -452,7 +465,8 @@ template Result<DetachReport> DispatcherImpl::detach(const std::shared_ptr<Sourc
 template Result<DetachReport> DispatcherImpl::detach(const std::shared_ptr<ConnectionState>&,
                                                      std::chrono::nanoseconds);
 
-// --- listening -------------------------------------------------------------------------------------
+// --- listening
+// -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -482,7 +496,8 @@ Result<std::unique_ptr<Dispatcher::Listener>> DispatcherImpl::listen(
     return Status(StatusCode::cancelled, "the dispatcher is stopping: it accepts no connections");
   }
   // Now, not for each request: none could ever be accepted.
-  if (const auto sizes = options.config.sizes(); !sizes) return sizes.status().with_context("listen");
+  if (const auto sizes = options.config.sizes(); !sizes)
+    return sizes.status().with_context("listen");
   auto listener = std::make_shared<ListenerState>(*this, std::move(endpoint), std::move(options));
   SLUICE_RETURN_IF_ERROR(listener->open());
   if (host_driven()) {
@@ -525,7 +540,8 @@ void DispatcherImpl::close_listeners() {
   }
 }
 
-// --- stopping --------------------------------------------------------------------------------------
+// --- stopping
+// --------------------------------------------------------------------------------------
 
 Status DispatcherImpl::stop(std::chrono::nanoseconds deadline) {
   if (InsideRound::active()) {
@@ -538,7 +554,8 @@ Status DispatcherImpl::stop(std::chrono::nanoseconds deadline) {
   refusing_.store(true, std::memory_order_relaxed);
   { const std::unique_lock attaching(attaching_); }  // what was let in is in the registry by now
   close_listeners();
-  control_->end_drains_by(control_->now() + std::min<std::chrono::nanoseconds>(deadline, kLongestDetach));
+  control_->end_drains_by(control_->now() +
+                          std::min<std::chrono::nanoseconds>(deadline, kLongestDetach));
   std::string left = drain_all(end);
   const std::string threads = end_threads(end);
   if (!threads.empty()) left += (left.empty() ? "" : "; ") + threads;
@@ -582,7 +599,8 @@ std::string DispatcherImpl::drain_all(Clock::time_point deadline) {
   const std::scoped_lock lock(tally->mutex);
   std::string text;
   if (tally->not_clean > 0) {
-    text = std::to_string(tally->not_clean) + " detached with remains (the first: " + tally->first + ")";
+    text = std::to_string(tally->not_clean) + " detached with remains (the first: " + tally->first +
+           ")";
   }
   if (remaining > 0) {
     text += (text.empty() ? "" : "; ") + std::to_string(remaining) + " still being detached";
@@ -606,7 +624,8 @@ std::string DispatcherImpl::end_threads(Clock::time_point deadline) {
   constexpr std::chrono::milliseconds kMargin{500};
   std::unique_lock lock(threads_mutex_);
   thread_ended_.wait_until(lock, deadline + kMargin, [this] {
-    return std::all_of(threads_.begin(), threads_.end(), [](const auto& one) { return one->ended; });
+    return std::all_of(threads_.begin(), threads_.end(),
+                       [](const auto& one) { return one->ended; });
   });
   std::vector<std::thread> ended;
   std::string stuck;

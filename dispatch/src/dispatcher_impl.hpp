@@ -2,9 +2,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <optional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -13,8 +13,8 @@
 
 #include "control.hpp"
 #include "listener.hpp"
-#include "pool.hpp"
 #include "poller.hpp"
+#include "pool.hpp"
 #include "registry.hpp"
 #include "sluice/dispatch/dispatcher.hpp"
 #include "worker.hpp"
@@ -25,22 +25,25 @@ namespace sluice::detail {
 /// runs: a thread that cannot be ended keeps alive what it may still touch.
 class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
  public:
-  DispatcherImpl(DispatcherConfig config, DispatcherCallbacks callbacks, std::uint32_t connections_max);
+  DispatcherImpl(DispatcherConfig config, DispatcherCallbacks callbacks,
+                 std::uint32_t connections_max);
   ~DispatcherImpl();
   [[nodiscard]] Status open();
   [[nodiscard]] Status start_threads();
 
-  [[nodiscard]] Result<std::shared_ptr<SourceHandle>> attach(std::shared_ptr<CompletionSource> source,
-                                                             AttachOptions options, Handler handler);
+  [[nodiscard]] Result<std::shared_ptr<SourceHandle>> attach(
+      std::shared_ptr<CompletionSource> source, AttachOptions options, Handler handler);
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_connection(
       std::shared_ptr<rpma::Connection> connection, ConnectionOptions options,
       ConnectionReservation reservation = {});
-  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_queue_pair(std::uint32_t qp_num,
-                                                                            ConnectionOptions options);
+  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_queue_pair(
+      std::uint32_t qp_num, ConnectionOptions options);
   [[nodiscard]] SetupTicket expect_connection(SourceHandle& receive_source);
   [[nodiscard]] Result<std::unique_ptr<Dispatcher::Listener>> listen(
       std::unique_ptr<rpma::Endpoint> endpoint, ListenOptions options);
-  [[nodiscard]] Status watch_device(ibv_context* context) { return control_->watch_device(context); }
+  [[nodiscard]] Status watch_device(ibv_context* context) {
+    return control_->watch_device(context);
+  }
 
   void detach_async(const std::shared_ptr<SourceState>& source, std::chrono::nanoseconds deadline,
                     DetachCallback done);
@@ -55,8 +58,12 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Status stop(std::chrono::nanoseconds deadline);
 
   [[nodiscard]] Registry& registry() noexcept { return registry_; }
-  [[nodiscard]] const std::vector<std::unique_ptr<Poller>>& pollers() const noexcept { return pollers_; }
-  [[nodiscard]] const std::vector<std::unique_ptr<Worker>>& workers() const noexcept { return workers_; }
+  [[nodiscard]] const std::vector<std::unique_ptr<Poller>>& pollers() const noexcept {
+    return pollers_;
+  }
+  [[nodiscard]] const std::vector<std::unique_ptr<Worker>>& workers() const noexcept {
+    return workers_;
+  }
   [[nodiscard]] Control& control() noexcept { return *control_; }
   [[nodiscard]] bool host_driven() const noexcept { return config_.drive == Drive::host; }
 
@@ -68,14 +75,15 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   };
 
   [[nodiscard]] Result<Pool*> find_pool(const std::string& name) const;
-  [[nodiscard]] Result<std::shared_ptr<SourceState>> make_source(std::shared_ptr<CompletionSource> source,
-                                                                 AttachOptions options, Handler handler,
-                                                                 Pool* pool, std::uint32_t poller);
+  [[nodiscard]] Result<std::shared_ptr<SourceState>> make_source(
+      std::shared_ptr<CompletionSource> source, AttachOptions options, Handler handler, Pool* pool,
+      std::uint32_t poller);
   [[nodiscard]] Status post(std::uint32_t poller, const PollerCommand& command);
-  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> enrol(std::shared_ptr<ConnectionState> state,
-                                                                ConnectionOptions& options,
-                                                                ConnectionReservation reservation);
-  [[nodiscard]] Status check_receive_source(const ConnectionOptions& options, const Pool* pool) const;
+  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> enrol(
+      std::shared_ptr<ConnectionState> state, ConnectionOptions& options,
+      ConnectionReservation reservation);
+  [[nodiscard]] Status check_receive_source(const ConnectionOptions& options,
+                                            const Pool* pool) const;
   [[nodiscard]] Status add_own_sources(ConnectionState& state, ConnectionOptions& options);
 
   template <typename Body>
@@ -84,7 +92,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   void run_worker(Worker& worker, Pool& pool, std::uint32_t index);
   void run_control();
   [[nodiscard]] bool stopping() const noexcept {
-    return stopping_.load(std::memory_order_acquire);  // (1) acquire: pairs with (2) in end_threads()
+    return stopping_.load(
+        std::memory_order_acquire);  // (1) acquire: pairs with (2) in end_threads()
   }
   void bind(const std::vector<unsigned>& cpus, std::uint32_t index);
   void close_listeners();
@@ -105,7 +114,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
 
   std::atomic<bool> stopping_{false};
   std::atomic<bool> refusing_{false};  ///< stop() has begun: nothing new is attached
-  std::shared_mutex attaching_;  ///< shared by each attach; stop() waits for those under way
+  std::shared_mutex attaching_;        ///< shared by each attach; stop() waits for those under way
   std::mutex threads_mutex_;
   std::condition_variable thread_ended_;
   std::vector<std::unique_ptr<Thread>> threads_;

@@ -12,7 +12,8 @@ std::string DetachReport::to_string() const {
   std::string text = clean ? "clean" : "abandoned after the deadline";
   text += " in " + std::to_string(us) + " us";
   if (completions_abandoned > 0) {
-    text += ", " + std::to_string(completions_abandoned) + " completions whose handler has not returned";
+    text += ", " + std::to_string(completions_abandoned) +
+            " completions whose handler has not returned";
   }
   if (marker_missing) text += ", the drain marker never came back";
   if (last_wqe_missing) text += ", no LAST_WQE_REACHED within its grace";
@@ -67,7 +68,8 @@ bool Drain::advance(TimePoint now, DrainContext& context) {
 }
 
 void Drain::call_back(Registry& registry) const {
-  Detaching& detaching = connection_ != nullptr ? connection_->detaching : sources_.front()->detaching;
+  Detaching& detaching =
+      connection_ != nullptr ? connection_->detaching : sources_.front()->detaching;
   const std::vector<DetachCallback> waiters = registry.end_detach(detaching, report_);
   if (done_) done_(report_);
   for (const DetachCallback& waiter : waiters) waiter(report_);
@@ -111,7 +113,9 @@ bool Drain::serves_nobody() const {
          sources_.front()->attached_connections.load(std::memory_order_seq_cst) == 0;
 }
 
-bool Drain::post_marker() { return connection_->connection->post_drain_marker().ok(); }
+bool Drain::post_marker() {
+  return connection_->connection->post_drain_marker().ok();
+}
 
 bool Drain::own_source_failed() const {
   return std::any_of(sources_.begin(), sources_.end(), [](const auto& source) {
@@ -127,7 +131,8 @@ bool Drain::send_removals(DrainContext& context) {
       return false;
     }
   }
-  if (!connection_removal_sent_ && connection_ != nullptr && connection_->receive_source != nullptr) {
+  if (!connection_removal_sent_ && connection_ != nullptr &&
+      connection_->receive_source != nullptr) {
     SourceState* const source = connection_->receive_source.get();
     if (!context.pollers[source->poller_index]->post(
             {PollerCommand::Kind::remove_connection, source, connection_.get()})) {
@@ -139,7 +144,8 @@ bool Drain::send_removals(DrainContext& context) {
 }
 
 bool Drain::let_go() const {
-  if (connection_removal_sent_ && !connection_->removed.load(std::memory_order_seq_cst)) return false;
+  if (connection_removal_sent_ && !connection_->removed.load(std::memory_order_seq_cst))
+    return false;
   return std::all_of(sources_.begin(), sources_.end(), [](const auto& source) {
     return source->removed.load(std::memory_order_seq_cst);
   });
@@ -206,12 +212,14 @@ void Drain::finish(TimePoint now, DrainContext& context) {
   context.registry.remove(connection_->id);
 }
 
-/// Out of time: whatever somebody may still touch is kept, not destroyed, until the dispatcher goes.
+/// Out of time: whatever somebody may still touch is kept, not destroyed, until the dispatcher
+/// goes.
 void Drain::give_up(TimePoint now, DrainContext& context) {
   report_.took = now - begin_;
   report_.clean = false;
   report_.quarantined = true;
-  report_.marker_missing = report_.marker_missing || step_ == Step::marker_posting || step_ == Step::marker;
+  report_.marker_missing =
+      report_.marker_missing || step_ == Step::marker_posting || step_ == Step::marker;
   static_cast<void>(send_removals(context));  // nobody waits for the answer
   report_.completions_abandoned = outstanding();
   for (const auto& source : sources_) {

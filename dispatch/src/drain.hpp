@@ -28,23 +28,24 @@ struct DrainContext {
 
 /// One detach under way (C6). Driven by the control; never blocks.
 ///
-/// Of a connection: disconnect -> the flushed marker -> LAST_WQE_REACHED with an SRQ, or the grace ->
-/// the pollers have polled to empty and let go -> every handler call has returned -> the queue pair
-/// is destroyed. Of a source: the last three only. At the deadline what is left goes to quarantine.
+/// Of a connection: disconnect -> the flushed marker -> LAST_WQE_REACHED with an SRQ, or the grace
+/// -> the pollers have polled to empty and let go -> every handler call has returned -> the queue
+/// pair is destroyed. Of a source: the last three only. At the deadline what is left goes to
+/// quarantine.
 class Drain {
  public:
   /// What it waits for. Each step is left when that has happened.
   enum class Step : std::uint8_t {
-    marker_posting,   ///< the send queue takes the marker
-    marker,           ///< the marker comes back
-    last_wqe,         ///< the SRQ has given this queue pair its last receive
-    letting_go,       ///< the pollers let go
-    handlers,         ///< the workers return
+    marker_posting,  ///< the send queue takes the marker
+    marker,          ///< the marker comes back
+    last_wqe,        ///< the SRQ has given this queue pair its last receive
+    letting_go,      ///< the pollers let go
+    handlers,        ///< the workers return
     finished,
   };
 
-  Drain(std::shared_ptr<ConnectionState> connection, TimePoint now, std::chrono::nanoseconds deadline,
-        DetachCallback done);
+  Drain(std::shared_ptr<ConnectionState> connection, TimePoint now,
+        std::chrono::nanoseconds deadline, DetachCallback done);
   Drain(std::shared_ptr<SourceState> source, TimePoint now, std::chrono::nanoseconds deadline,
         DetachCallback done);
 

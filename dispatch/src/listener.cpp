@@ -112,7 +112,8 @@ bool ListenerState::accept_one() {
   }
   pending.connection = std::move(*connection);
   if (!watch(pending.connection->event_fd())) {
-    fail(Status(StatusCode::resource_exhausted, "an accepted connection could not be watched", errno));
+    fail(Status(StatusCode::resource_exhausted, "an accepted connection could not be watched",
+                errno));
     return true;
   }
   pending_.push_back(std::move(pending));
@@ -132,8 +133,9 @@ bool ListenerState::settle(Pending& pending) {
     return true;
   }
   if (*event != rpma::ConnectionEvent::established) {
-    fail(Status(StatusCode::connection_lost, "an accepted connection ended before it was established: " +
-                                                 std::string(rpma::to_string(*event))));
+    fail(Status(StatusCode::connection_lost,
+                "an accepted connection ended before it was established: " +
+                    std::string(rpma::to_string(*event))));
     return true;
   }
   ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.connection->event_fd(), nullptr);

@@ -66,7 +66,8 @@ Status Poller::open() {
   return {};
 }
 
-// --- a round ---------------------------------------------------------------------------------------
+// --- a round
+// ---------------------------------------------------------------------------------------
 
 std::size_t Poller::run_once() {
   owner_.check("a poller is driven by one thread; another one called it");
@@ -110,7 +111,8 @@ std::size_t Poller::poll_hot_sources() {
           count_.empty_wakes.add();
           source->woken = false;
         }
-        if (wait_ == WaitMode::event && source->empty_rounds++ >= hot_rounds_) try_turn_cold(source);
+        if (wait_ == WaitMode::event && source->empty_rounds++ >= hot_rounds_)
+          try_turn_cold(source);
         break;
       case Polled::no_buffer: ++put_off; break;
       case Polled::failed: break;
@@ -137,7 +139,8 @@ void Poller::check_cold_sources() {
     const auto generation = static_cast<std::uint32_t>(event.data.u64 >> 32);
     SourceState* const source = slots_[slot].source;
     // The slot may have been reused since block(): such an event is stale, and no work.
-    if (source == nullptr || source->generation != generation || source->heat != Heat::cold) continue;
+    if (source == nullptr || source->generation != generation || source->heat != Heat::cold)
+      continue;
     if ((event.events & EPOLLIN) == 0) {
       fail(source, SourceFault::device_removed, 0);
       continue;
@@ -160,7 +163,8 @@ void Poller::notify_pools() {
   }
 }
 
-// --- waiting ---------------------------------------------------------------------------------------
+// --- waiting
+// ---------------------------------------------------------------------------------------
 
 bool Poller::prepare_to_wait() {
   owner_.check("a poller is driven by one thread; another one wanted to wait for it");
@@ -194,8 +198,8 @@ bool Poller::prepare_to_wait() {
 }
 
 void Poller::block() noexcept {
-  ready_count_ = std::max(
-      0, ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), -1));
+  ready_count_ =
+      std::max(0, ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), -1));
 }
 
 void Poller::finish_wait() {
@@ -206,7 +210,8 @@ void Poller::finish_wait() {
   count_.wakes.add();
 }
 
-// --- commands --------------------------------------------------------------------------------------
+// --- commands
+// --------------------------------------------------------------------------------------
 
 void Poller::execute(const PollerCommand& command) {
   switch (command.kind) {
@@ -262,7 +267,8 @@ void Poller::add_connection(SourceState* source, ConnectionState* connection) {
 bool Poller::try_remove(const PollerCommand& command) {
   SourceState* const source = command.source;
   if (!poll_to_empty(source)) {
-    if (source->heat == Heat::cold) turn_hot(source);  // among those that a starved poller waits for
+    if (source->heat == Heat::cold)
+      turn_hot(source);  // among those that a starved poller waits for
     return false;
   }
   if (command.kind == PollerCommand::Kind::remove_connection) {
@@ -311,7 +317,8 @@ void Poller::forget(SourceState* source) {
   count_.sources.set(count_.sources.get() - 1);
 }
 
-// --- polling ---------------------------------------------------------------------------------------
+// --- polling
+// ---------------------------------------------------------------------------------------
 
 Poller::Polled Poller::poll_source(SourceState* source) {
   switch (source->options.order) {
@@ -340,7 +347,8 @@ Poller::Polled Poller::poll_into_batch(SourceState* source) {
     return Polled::some;
   }
   source->handover.hand(batch->count);
-  SLUICE_CHECK(source->pool->batches[index_]->push(batch), "a batch ring is shorter than the batches");
+  SLUICE_CHECK(source->pool->batches[index_]->push(batch),
+               "a batch ring is shorter than the batches");
   touched_pools_[source->pool->index] = true;
   return Polled::some;
 }
@@ -379,8 +387,8 @@ std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out)
   return outcome.count;
 }
 
-/// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns how
-/// many are left.
+/// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns
+/// how many are left.
 std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
   std::uint32_t kept = 0;
   for (ibv_wc& wc : completions) {
@@ -393,7 +401,8 @@ std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions
         continue;
       }
       ConnectionState* connection = source->connection;
-      if (connection == nullptr && source->queue_pairs) connection = source->queue_pairs->find(wc.qp_num);
+      if (connection == nullptr && source->queue_pairs)
+        connection = source->queue_pairs->find(wc.qp_num);
       if (connection != nullptr) note_failed(connection);
     }
     if (&wc != &completions[kept]) completions[kept] = wc;
@@ -429,7 +438,8 @@ void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions
   source->handover.finish(count);
 }
 
-// --- lanes -----------------------------------------------------------------------------------------
+// --- lanes
+// -----------------------------------------------------------------------------------------
 
 /// Copies completions (at most kBatchSize) into segments of their connections' lanes: the one copy
 /// that an ordered completion costs.
@@ -519,7 +529,8 @@ void Poller::orphan(SourceState* source, const ibv_wc& wc) {
 /// Nothing is being set up any more: what is still held belongs to nobody.
 void Poller::expire_early_completions() {
   std::erase_if(with_early_, [this](SourceState* source) {
-    // An attach counts as a pending set-up until its command is executed, so none is overtaken here.
+    // An attach counts as a pending set-up until its command is executed, so none is overtaken
+    // here.
     if (source->pending_setups.load(std::memory_order_seq_cst) > 0) return source->early.empty();
     for (const ibv_wc& wc : source->early) orphan(source, wc);
     source->early.clear();
@@ -528,7 +539,8 @@ void Poller::expire_early_completions() {
   });
 }
 
-// --- temperature -----------------------------------------------------------------------------------
+// --- temperature
+// -----------------------------------------------------------------------------------
 
 void Poller::turn_hot(SourceState* source) {
   ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
@@ -538,8 +550,8 @@ void Poller::turn_hot(SourceState* source) {
   count_.turned_hot.add();
 }
 
-/// Consume every queued event, which re-arms; poll to empty, since arming takes no notice of what is
-/// already there; only then may the source be slept on (INV-ARM, INV-EMPTY).
+/// Consume every queued event, which re-arms; poll to empty, since arming takes no notice of what
+/// is already there; only then may the source be slept on (INV-ARM, INV-EMPTY).
 void Poller::try_turn_cold(SourceState* source) {
   if (source->polled_for_good) return;
   for (std::uint32_t i = 0;; ++i) {
@@ -575,7 +587,8 @@ void Poller::remove_from_hot(SourceState* source) {
   hot_.pop_back();
 }
 
-/// A re-arm that failed leaves a source that can still be polled, for good; any other fault ends it.
+/// A re-arm that failed leaves a source that can still be polled, for good; any other fault ends
+/// it.
 void Poller::fail(SourceState* source, SourceFault fault, int error) {
   if (fault == SourceFault::rearm_failed) {
     if (source->polled_for_good) return;
@@ -598,7 +611,8 @@ void Poller::fail(SourceState* source, SourceFault fault, int error) {
   control_.poke();
 }
 
-// --- buffers ---------------------------------------------------------------------------------------
+// --- buffers
+// ---------------------------------------------------------------------------------------
 
 Batch* Poller::take_batch() {
   if (free_batches_ == nullptr) free_batches_ = returned_.take_all();

@@ -26,7 +26,8 @@ struct PollerCommand {
     remove_source,      ///< polls it to empty first; acknowledged by SourceState::removed
     fail_source,        ///< an async event said that its CQ is in error
     add_connection,     ///< names a queue pair on a source of many; ends one pending set-up
-    remove_connection,  ///< polls the source to empty first; acknowledged by ConnectionState::removed
+    remove_connection,  ///< polls the source to empty first; acknowledged by
+                        ///< ConnectionState::removed
   };
   Kind kind = Kind::none;
   SourceState* source = nullptr;
@@ -151,14 +152,15 @@ class Poller final : public Runnable {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<SourceState*> hot_;
-  std::uint32_t next_hot_ = 0;  ///< where the next round starts
+  std::uint32_t next_hot_ = 0;            ///< where the next round starts
   std::vector<PollerCommand> removals_;   ///< waiting for buffers to poll to empty
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
   std::uint32_t rounds_since_cold_check_ = 0;
   bool check_cold_now_ = false;
   std::array<epoll_event, 64> ready_;  ///< what block() found
   int ready_count_ = 0;
-  bool short_of_buffers_ = false;  ///< every hot source was left alone in this round, for want of buffers
+  bool short_of_buffers_ =
+      false;  ///< every hot source was left alone in this round, for want of buffers
 
   std::unique_ptr<Batch[]> batches_;
   Batch* free_batches_ = nullptr;

@@ -17,9 +17,12 @@ namespace sluice::detail {
 /// none) and one ring of runnable lanes (order per_connection). Both are as long as what can be in
 /// them, so a push cannot fail: a poller has so many batches, and a lane is in the ring once.
 struct Pool {
-  Pool(PoolConfig pool_config, std::uint32_t pool_index, std::uint32_t poller_count, std::uint32_t batch_count,
-       std::uint32_t lanes_max)
-      : config(std::move(pool_config)), index(pool_index), runnable(lanes_max), parking(config.workers) {
+  Pool(PoolConfig pool_config, std::uint32_t pool_index, std::uint32_t poller_count,
+       std::uint32_t batch_count, std::uint32_t lanes_max)
+      : config(std::move(pool_config)),
+        index(pool_index),
+        runnable(lanes_max),
+        parking(config.workers) {
     for (std::uint32_t i = 0; i < poller_count; ++i) {
       batches.push_back(std::make_unique<SpmcRing<Batch*>>(batch_count));
     }

@@ -12,9 +12,9 @@ namespace sluice::detail {
 
 struct ConnectionState;
 
-/// qp_num -> connection, for the poller of a receive CQ that many connections share. Open addressing
-/// with linear probing and backward-shift deletion, half full at most: one cache line per look-up
-/// as a rule, no allocation after construction. Not thread-safe: the poller's own.
+/// qp_num -> connection, for the poller of a receive CQ that many connections share. Open
+/// addressing with linear probing and backward-shift deletion, half full at most: one cache line
+/// per look-up as a rule, no allocation after construction. Not thread-safe: the poller's own.
 class QueuePairTable {
  public:
   explicit QueuePairTable(std::size_t entries_max)
@@ -68,7 +68,8 @@ class QueuePairTable {
     ConnectionState* connection = nullptr;
   };
   [[nodiscard]] std::size_t home(std::uint32_t qp_num) const noexcept {
-    // Queue pair numbers are 24 bits and often consecutive: a multiplicative hash spreads both ends.
+    // Queue pair numbers are 24 bits and often consecutive: a multiplicative hash spreads both
+    // ends.
     return (qp_num * 0x9E3779B1U >> 4) & mask_;
   }
   std::vector<Slot> slots_;

@@ -47,8 +47,8 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  /// The poller asked for, or the one with the fewest connections, then sources (R1); its counts are
-  /// raised at once, so that set-ups at the same time spread, too. Nothing when it is full.
+  /// The poller asked for, or the one with the fewest connections, then sources (R1); its counts
+  /// are raised at once, so that set-ups at the same time spread, too. Nothing when it is full.
   [[nodiscard]] std::optional<std::uint32_t> choose_poller(std::uint32_t wanted, bool connection,
                                                            std::uint32_t sources);
   void leave_poller(std::uint32_t poller, bool connection, std::uint32_t sources);
@@ -62,8 +62,8 @@ class Registry {
   /// A place for a connection still to be made: taken before it is asked for or accepted, so that
   /// none is half-open (C4). Empty when there are connections_max, reserved ones included.
   [[nodiscard]] ConnectionReservation reserve_connection();
-  /// Gives it an id, with the place reserved for it or another one; ConnectionId::none when there are
-  /// connections_max.
+  /// Gives it an id, with the place reserved for it or another one; ConnectionId::none when there
+  /// are connections_max.
   [[nodiscard]] ConnectionId add(const std::shared_ptr<ConnectionState>& connection,
                                  ConnectionReservation reservation);
   void remove(ConnectionId id);
@@ -80,7 +80,8 @@ class Registry {
   [[nodiscard]] bool begin_detach(SourceState& source, DetachCallback& done);
   [[nodiscard]] bool begin_detach(ConnectionState& connection, DetachCallback& done);
   /// Returns those who asked for it meanwhile.
-  [[nodiscard]] std::vector<DetachCallback> end_detach(Detaching& detaching, const DetachReport& report);
+  [[nodiscard]] std::vector<DetachCallback> end_detach(Detaching& detaching,
+                                                       const DetachReport& report);
   [[nodiscard]] bool is_detaching(const SourceState& source) const;
 
   /// Counts a connection on a receive source; false when that is being detached.

@@ -56,8 +56,8 @@ struct Lane {
 };
 
 /// Counts the completions that were handed to handlers and those they are done with. `handed` has
-/// one writer (the poller). A detach waits until the two agree; the increment of `done` is the last access to the
-/// state by a worker (but for the lane, see LaneQueue::idle).
+/// one writer (the poller). A detach waits until the two agree; the increment of `done` is the last
+/// access to the state by a worker (but for the lane, see LaneQueue::idle).
 struct Handover {
   alignas(kCacheLine) std::atomic<std::uint64_t> handed{0};
   alignas(kCacheLine) std::atomic<std::uint64_t> done{0};
@@ -67,7 +67,8 @@ struct Handover {
                  std::memory_order_release);  // (1) release: pairs with (3)
   }
   void finish(std::uint32_t completions) noexcept {
-    done.fetch_add(completions, std::memory_order_seq_cst);  // (2) pairs with (4); seq_cst: see Control::poke
+    done.fetch_add(completions,
+                   std::memory_order_seq_cst);  // (2) pairs with (4); seq_cst: see Control::poke
   }
   [[nodiscard]] std::uint64_t outstanding() const noexcept {
     const std::uint64_t finished = done.load(std::memory_order_seq_cst);  // (4) pairs with (2)
@@ -123,7 +124,7 @@ struct SourceState {
   bool woken = false;  ///< has become hot through an event and has not brought anything since
   std::unique_ptr<QueuePairTable> queue_pairs;  ///< a source of many connections
   std::vector<ibv_wc> early;                    ///< completions of connections being set up (C6)
-  OpenSegments open;  ///< of a source of one connection
+  OpenSegments open;                            ///< of a source of one connection
   Segment* free_segments = nullptr;
   std::uint32_t free_segment_count = 0;
 
@@ -133,8 +134,8 @@ struct SourceState {
   ReturnStack<Segment> returned;
   Handover handover;
   std::atomic<std::uint32_t> pending_setups{0};
-  std::atomic<bool> removed{false};      ///< the poller has let go of it
-  std::atomic<bool> dead{false};         ///< a fault ended it: nothing more comes out of it
+  std::atomic<bool> removed{false};  ///< the poller has let go of it
+  std::atomic<bool> dead{false};     ///< a fault ended it: nothing more comes out of it
   std::atomic<std::uint32_t> attached_connections{0};
   Detaching detaching;  ///< under the registry's mutex
   /// The control's: connections whose drains ran out of time while their lanes may still hold
@@ -162,10 +163,12 @@ struct ConnectionState {
 
   OpenSegments open;  ///< the receive source's poller's own
 
-  // --- shared --------------------------------------------------------------------------------------
+  // --- shared
+  // --------------------------------------------------------------------------------------
   Handover receives;  ///< segments of the receive source
   std::atomic<bool> down{false};
-  std::atomic<bool> failure_reported{false};  ///< a poller has told the control of a failed completion
+  std::atomic<bool> failure_reported{
+      false};  ///< a poller has told the control of a failed completion
   std::atomic<bool> marker_seen{false};
   std::atomic<bool> last_wqe_seen{false};
   std::atomic<bool> removed{false};  ///< the receive source's poller has let go of it

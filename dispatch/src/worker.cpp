@@ -49,8 +49,8 @@ void Worker::end_search() {
   if (pool_.parking.end_search(index_) && !pool_.empty_seq_cst()) pool_.parking.notify_published();
 }
 
-/// Work was taken: no longer a searcher. The last searcher sees to it that somebody looks after what
-/// is left, since producers kept quiet because of it.
+/// Work was taken: no longer a searcher. The last searcher sees to it that somebody looks after
+/// what is left, since producers kept quiet because of it.
 void Worker::found() {
   if (!searching_) return;
   searching_ = false;
@@ -136,7 +136,8 @@ void Worker::call(SourceState* source, std::span<const ibv_wc> completions, cons
 bool Worker::prepare_to_wait() {
   owner_.check("a worker is driven by one thread; another one wanted to wait for it");
   if (!searching_) begin_search();
-  if (host_driven_ && wait_fd() < 0) return false;  // opens it: the host may ask for it only after this
+  if (host_driven_ && wait_fd() < 0)
+    return false;  // opens it: the host may ask for it only after this
   const auto by = host_driven_ ? ParkingLot::SleepBy::fd : ParkingLot::SleepBy::futex;
   if (!pool_.parking.prepare_park(index_, by)) return false;
   if (pool_.empty_seq_cst()) return true;
@@ -144,7 +145,9 @@ bool Worker::prepare_to_wait() {
   return false;
 }
 
-void Worker::park() noexcept { pool_.parking.park(index_); }
+void Worker::park() noexcept {
+  pool_.parking.park(index_);
+}
 
 void Worker::finish_wait() {
   owner_.check("a worker is driven by one thread; another one finished its wait");

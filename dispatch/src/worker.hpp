@@ -6,8 +6,8 @@
 
 #include "control_port.hpp"
 #include "owner_thread.hpp"
-#include "pool.hpp"
 #include "poller.hpp"
+#include "pool.hpp"
 #include "state.hpp"
 
 namespace sluice::detail {
@@ -17,7 +17,11 @@ namespace sluice::detail {
 class Worker final : public Runnable {
  public:
   Worker(Pool& pool, std::uint32_t index, bool host_driven, ControlPort& control) noexcept
-      : pool_(pool), index_(index), host_driven_(host_driven), control_(control), next_ring_(index) {}
+      : pool_(pool),
+        index_(index),
+        host_driven_(host_driven),
+        control_(control),
+        next_ring_(index) {}
 
   // --- Runnable, for the owning thread ---------------------------------------------------------
   std::size_t run_once() override;

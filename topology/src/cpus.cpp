@@ -44,9 +44,9 @@ Result<unsigned> parse_index(std::string_view text, std::string_view whole) {
   unsigned value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value > kCpuIndexMax) {
-    return Status(StatusCode::invalid_argument,
-                  "'" + std::string(text) + "' in the CPU list '" + std::string(whole) +
-                      "' is no CPU index (a list looks like 0-3,8)");
+    return Status(StatusCode::invalid_argument, "'" + std::string(text) + "' in the CPU list '" +
+                                                    std::string(whole) +
+                                                    "' is no CPU index (a list looks like 0-3,8)");
   }
   return value;
 }
@@ -106,8 +106,8 @@ Status bind_current_thread(unsigned cpu) {
   const Bitmap actual(hwloc_bitmap_alloc());
   if (hwloc_get_cpubind(*topology, actual.get(), HWLOC_CPUBIND_THREAD) != 0 ||
       !hwloc_bitmap_isequal(actual.get(), wanted.get())) {
-    return Status(StatusCode::internal, "a thread bound to CPU " + std::to_string(cpu) +
-                                            " reads back another binding");
+    return Status(StatusCode::internal,
+                  "a thread bound to CPU " + std::to_string(cpu) + " reads back another binding");
   }
   return {};
 }

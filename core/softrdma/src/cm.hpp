@@ -20,8 +20,9 @@ struct EventChannel : Owned {
   rdma_event_channel base{};
   EventQueue<CmEvent*> events;
 
-  /// The ids that post here. A program may forget some and destroy the channel under them, and librpma
-  /// does, where it cannot equip an incoming request; the kernel then ends them, and so does this.
+  /// The ids that post here. A program may forget some and destroy the channel under them, and
+  /// librpma does, where it cannot equip an incoming request; the kernel then ends them, and so
+  /// does this.
   void join(CmId* id) {
     const std::lock_guard lock(ids_mu);
     ids.insert(id);

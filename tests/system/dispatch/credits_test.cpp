@@ -10,20 +10,18 @@ constexpr std::uint32_t kQueue = 4;
 class Credits : public ::testing::Test {
  protected:
   Credits() {
-    acceptor_ = std::make_unique<Acceptor>(
-        site_, *server_, patient(64, 64),
-        [this](std::uint32_t) {
-          ConnectionOptions options;
-          options.handler = [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
-            for (const ibv_wc& wc : batch) {
-              if (ReceivePool* const pool = pool_; pool != nullptr && pool->owns(wc.wr_id)) {
-                (void)pool->take(wc);
-                if (wc.status == IBV_WC_SUCCESS) ++arrived_;
-              }
-            }
-          };
-          return std::optional<ConnectionOptions>(std::move(options));
-        });
+    acceptor_ = std::make_unique<Acceptor>(site_, *server_, patient(64, 64), [this](std::uint32_t) {
+      ConnectionOptions options;
+      options.handler = [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+        for (const ibv_wc& wc : batch) {
+          if (ReceivePool* const pool = pool_; pool != nullptr && pool->owns(wc.wr_id)) {
+            (void)pool->take(wc);
+            if (wc.status == IBV_WC_SUCCESS) ++arrived_;
+          }
+        }
+      };
+      return std::optional<ConnectionOptions>(std::move(options));
+    });
     ConnectionOptions options;
     options.handler = [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
       completed_ += static_cast<std::uint32_t>(batch.size());
@@ -63,7 +61,8 @@ TEST_F(Credits, AllInUseIsRefusedAndCompletionsGiveThemBack) {
   for (std::uint32_t i = 0; i < kQueue; ++i) require(send());
   const Status refused = send();
   EXPECT_EQ(refused.code(), StatusCode::resource_exhausted) << refused.to_string();
-  EXPECT_NE(refused.message().find("4 of 4 send credits"), std::string::npos) << refused.to_string();
+  EXPECT_NE(refused.message().find("4 of 4 send credits"), std::string::npos)
+      << refused.to_string();
   await("the handler", [&] { return gate_.arrived() > 0; });
   EXPECT_EQ(outstanding(), kQueue);
   hold_ = false;
@@ -93,7 +92,8 @@ TEST_F(Credits, AfterAFailureNothingIsPosted) {
   await("the refusal", [&] {
     const Status status = send();
     if (status.code() == StatusCode::connection_lost) return true;
-    // Until the failure is seen a post may be taken, or refused by the device or for want of credits.
+    // Until the failure is seen a post may be taken, or refused by the device or for want of
+    // credits.
     return false;
   });
   EXPECT_EQ(send().code(), StatusCode::connection_lost);

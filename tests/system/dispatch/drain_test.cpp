@@ -21,7 +21,8 @@ class Drain : public ::testing::Test {
     server_.reset();
   }
 
-  /// One connection; both ends' handlers hold it until `gone`. On the heap, so that a late touch shows.
+  /// One connection; both ends' handlers hold it until `gone`. On the heap, so that a late touch
+  /// shows.
   struct Ends {
     explicit Ends(std::uint32_t tag)
         : up(std::make_unique<Stream>(tag)), down(std::make_unique<Stream>(tag + 10000)) {}
@@ -33,18 +34,19 @@ class Drain : public ::testing::Test {
   };
 
   void use_srq(std::uint32_t depth) {
-    srq_ = require(rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
+    srq_ = require(
+        rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
     pool_ = require(srq_->stock(depth, 64));
     AttachOptions options;
     options.receive_pool = pool_;
-    source_ = require(server_->attach(
-        srq_->receive_cq(), options,
-        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-          auto& ends = *static_cast<Ends*>(info.context);
-          const Stream::Call call(*ends.up);
-          for (const ibv_wc& wc : batch) ends.up->receive(*pool_, wc);
-          if (gate_ != nullptr) gate_->pass();
-        }));
+    source_ = require(
+        server_->attach(srq_->receive_cq(), options,
+                        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+                          auto& ends = *static_cast<Ends*>(info.context);
+                          const Stream::Call call(*ends.up);
+                          for (const ibv_wc& wc : batch) ends.up->receive(*pool_, wc);
+                          if (gate_ != nullptr) gate_->pass();
+                        }));
   }
 
   void listen() {
@@ -92,8 +94,9 @@ class Drain : public ::testing::Test {
       }
     };
     options.on_event = [ends = &ends](ConnectionId, rpma::ConnectionEvent) { ++ends->client_ends; };
-    ends.client = require(system_test::connect(site_, *client_, acceptor_->port(), ends.up->tag(),
-                                               std::move(options), patient(2 * kWindow, 2 * kWindow)));
+    ends.client =
+        require(system_test::connect(site_, *client_, acceptor_->port(), ends.up->tag(),
+                                     std::move(options), patient(2 * kWindow, 2 * kWindow)));
     (void)require(ends.client->connection().stock(2 * kWindow, 64));
     await("the accept", [&] {
       try {
@@ -106,7 +109,8 @@ class Drain : public ::testing::Test {
     if (srq_ == nullptr) own_pool_ = require(ends.server->connection().stock(2 * kWindow, 64));
   }
 
-  /// The kernel's soft-RoCE sends no LAST_WQE_REACHED: each drain of a connection with an SRQ takes it.
+  /// The kernel's soft-RoCE sends no LAST_WQE_REACHED: each drain of a connection with an SRQ takes
+  /// it.
   static Node::Options short_grace() {
     Node::Options options;
     options.last_wqe_grace = std::chrono::milliseconds(20);
@@ -128,13 +132,14 @@ class Drain : public ::testing::Test {
 /// Sends until told to stop or refused; the handle it uses is not detached before it ended.
 class Traffic {
  public:
-  Traffic(Stream& stream, ConnectionHandle& handle) : thread_([this, &stream, &handle] {
-    while (!stop_ && !handle.down()) {
-      const Status status = stream.send(handle.connection());
-      if (!status.ok() && status.code() != StatusCode::resource_exhausted) break;
-      if (!status.ok()) std::this_thread::yield();
-    }
-  }) {}
+  Traffic(Stream& stream, ConnectionHandle& handle)
+      : thread_([this, &stream, &handle] {
+          while (!stop_ && !handle.down()) {
+            const Status status = stream.send(handle.connection());
+            if (!status.ok() && status.code() != StatusCode::resource_exhausted) break;
+            if (!status.ok()) std::this_thread::yield();
+          }
+        }) {}
   ~Traffic() {
     stop_ = true;
     thread_.join();
@@ -157,8 +162,8 @@ TEST_F(Drain, NobodyTouchesADetachedConnectionThatWasUnderTraffic) {
       auto up = std::make_unique<Traffic>(*ends->up, *ends->client);
       auto down = std::make_unique<Traffic>(*ends->down, *ends->server);
       await("traffic", [&] { return ends->up->received > 50 && ends->down->received > 20; });
-      // A connection goes with its detach, so its own sender is stopped before: the application's part.
-      // The other side goes on sending all the while.
+      // A connection goes with its detach, so its own sender is stopped before: the application's
+      // part. The other side goes on sending all the while.
       if (tag % 2 == 0) {
         up.reset();
         detach_clean(*ends->client);
@@ -192,7 +197,8 @@ TEST_F(Drain, NobodyTouchesADetachedConnectionThatWasUnderTraffic) {
   await("the SRQ's buffers", [&] { return pool_->posted() == pool_->depth(); });
 }
 
-// C6: at the deadline what is stuck is left behind and said; its state lives until the call returns.
+// C6: at the deadline what is stuck is left behind and said; its state lives until the call
+// returns.
 TEST_F(Drain, AStuckHandlerIsReportedAtTheDeadline) {
   Gate gate;
   gate_ = &gate;
@@ -244,8 +250,8 @@ TEST_F(Drain, ADetachFromInsideAHandlerOrCallbackIsRefusedAndTheAsyncOneWorks) {
   };
   {
     const std::scoped_lock lock(mutex);
-    auto handle = require(system_test::connect(site_, *client_, acceptor_->port(), 0,
-                                               std::move(options)));
+    auto handle =
+        require(system_test::connect(site_, *client_, acceptor_->port(), 0, std::move(options)));
     mine = handle;
     ends.client = std::move(handle);
   }
@@ -432,14 +438,14 @@ TEST_F(Drain, TwoHundredConnectionsComeAndGoWithoutALeak) {
     acceptor_->forget();
   }
   // A device frees what a connection had when its last packets are through.
-  await("the descriptors going back",
-        [&] { return open_descriptors() <= descriptors; });
+  await("the descriptors going back", [&] { return open_descriptors() <= descriptors; });
   const std::size_t now = ::mallinfo2().uordblks;
   const std::size_t grown = now > heap ? now - heap : 0;
-  // softrdma keeps what a connection was in its timers for a while. The kernel's driver keeps nothing.
+  // softrdma keeps what a connection was in its timers for a while. The kernel's driver keeps
+  // nothing.
   const std::size_t kept_by_device = contract::on_softrdma() ? 8192 : 0;
-  EXPECT_LT(grown / (kCycles - kWarmUp), kept_by_device + 512) << "bytes left behind by each connection; the heap after every "
-                                               << kWarmUp << ":" << growth;
+  EXPECT_LT(grown / (kCycles - kWarmUp), kept_by_device + 512)
+      << "bytes left behind by each connection; the heap after every " << kWarmUp << ":" << growth;
   EXPECT_EQ(server_.sum(&PollerCounters::orphans), 0u);
   EXPECT_EQ(server_->counters().control.quarantined, 0u);
   await("the SRQ's buffers", [&] { return pool_->posted() == pool_->depth(); });

@@ -133,24 +133,25 @@ class Exchange {
 
   void attach_srq() {
     const std::uint32_t depth = plan_.connections * kWindow;
-    srq_ = require(rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
+    srq_ = require(
+        rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
     srq_pool_ = require(srq_->stock(depth, 64));
     AttachOptions options;
     options.order = plan_.order;
     options.receive_pool = srq_pool_;
-    source_ = require((*server_)->attach(
-        srq_->receive_cq(), options,
-        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-          for (const ibv_wc& wc : batch) {
-            Link* const link = static_cast<Link*>(info.context);
-            if (link != nullptr) {
-              const Stream::Call call(link->request);
-              serve(*link, srq_pool_, wc);
-            } else {
-              serve(*by_qp_num(wc.qp_num), srq_pool_, wc);
-            }
-          }
-        }));
+    source_ = require(
+        (*server_)->attach(srq_->receive_cq(), options,
+                           [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+                             for (const ibv_wc& wc : batch) {
+                               Link* const link = static_cast<Link*>(info.context);
+                               if (link != nullptr) {
+                                 const Stream::Call call(link->request);
+                                 serve(*link, srq_pool_, wc);
+                               } else {
+                                 serve(*by_qp_num(wc.qp_num), srq_pool_, wc);
+                               }
+                             }
+                           }));
   }
 
   /// Without an order there is no connection in BatchInfo: by the application's own table.
@@ -180,7 +181,8 @@ class Exchange {
           options.order = plan_.order;
           options.context = link;
           if (source_ && plan_.order == Order::per_connection) options.receive_source = source_;
-          options.handler = [this, link](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+          options.handler = [this, link](std::span<const ibv_wc> batch,
+                                         const BatchInfo& info) noexcept {
             if (info.context != link) ++link->request.strange;
             const std::optional<Stream::Call> call =
                 one_at_a_time() ? std::make_optional<Stream::Call>(link->request) : std::nullopt;
@@ -194,7 +196,8 @@ class Exchange {
         });
     for (auto& link : links_) {
       ConnectionOptions options;
-      options.handler = [link = link.get()](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+      options.handler = [link = link.get()](std::span<const ibv_wc> batch,
+                                            const BatchInfo&) noexcept {
         const Stream::Call call(link->reply);
         for (const ibv_wc& wc : batch) {
           ReceivePool* const pool = link->client->connection().receive_pool();
@@ -262,13 +265,13 @@ TEST_P(EndToEnd, EachMessageIsHandledAndAnsweredOnce) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, EndToEnd,
-    ::testing::Combine(::testing::Values(Receives::srq_cq, Receives::own_cq, Receives::shared_channel,
-                                         Receives::main_cq),
+    ::testing::Combine(::testing::Values(Receives::srq_cq, Receives::own_cq,
+                                         Receives::shared_channel, Receives::main_cq),
                        ::testing::Values(Order::inlined, Order::none, Order::per_connection),
                        ::testing::Values(WaitMode::event, WaitMode::busy)),
     [](const auto& instance) {
-      return name_of(std::get<0>(instance.param)) + "_" + to_string(std::get<1>(instance.param)) + "_" +
-             to_string(std::get<2>(instance.param));
+      return name_of(std::get<0>(instance.param)) + "_" + to_string(std::get<1>(instance.param)) +
+             "_" + to_string(std::get<2>(instance.param));
     });
 
 // R3.

@@ -29,7 +29,8 @@ TEST(Errors, AnOverflowingCqIsToldAndTakesItsConnectionDown) {
   });
   std::shared_ptr<ConnectionHandle> client_end;
   std::thread connecting([&] {
-    client_end = require(connect(site, *client, acceptor.port(), 0, handled_by({}), patient(128, 8)));
+    client_end =
+        require(connect(site, *client, acceptor.port(), 0, handled_by({}), patient(128, 8)));
   });
   await("the accept", [&] {
     server->control().run_once();
@@ -64,7 +65,8 @@ TEST(Errors, AnOverflowingCqIsToldAndTakesItsConnectionDown) {
     return over;
   });
   EXPECT_EQ(ends, 1u);
-  // The client's requests may be stuck in the network; its own queue pair can be drained all the same.
+  // The client's requests may be stuck in the network; its own queue pair can be drained all the
+  // same.
   detach_clean(*client_end);
 }
 
@@ -74,8 +76,8 @@ TEST(Errors, WhenHandlersHoldTheBuffersTheSenderIsSlowedAndNotKilled) {
   constexpr std::uint32_t kMessages = 3 * kDepth;
   Site site;
   Node server, client;
-  const auto srq =
-      require(rpma::SharedReceiveQueue::create(site.peer, {.depth = kDepth, .receive_cq_size = {}}));
+  const auto srq = require(
+      rpma::SharedReceiveQueue::create(site.peer, {.depth = kDepth, .receive_cq_size = {}}));
   std::atomic<std::uint32_t> low{0};
   std::atomic<std::uint32_t> left_when_low{~0U};
   ReceivePoolConfig pool_config;
@@ -93,17 +95,16 @@ TEST(Errors, WhenHandlersHoldTheBuffersTheSenderIsSlowedAndNotKilled) {
   std::atomic<std::uint32_t> bad{0};
   AttachOptions attach;
   attach.receive_pool = pool;
-  const auto source =
-      require(server->attach(srq->receive_cq(), attach,
-                             [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
-                               for (const ibv_wc& wc : batch) {
-                                 if (wc.status != IBV_WC_SUCCESS) ++bad;
-                                 ReceivedBuffer buffer = pool->take(wc);
-                                 const std::scoped_lock lock(mutex);
-                                 if (hold) held.push_back(std::move(buffer));
-                                 ++taken;
-                               }
-                             }));
+  const auto source = require(server->attach(
+      srq->receive_cq(), attach, [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+        for (const ibv_wc& wc : batch) {
+          if (wc.status != IBV_WC_SUCCESS) ++bad;
+          ReceivedBuffer buffer = pool->take(wc);
+          const std::scoped_lock lock(mutex);
+          if (hold) held.push_back(std::move(buffer));
+          ++taken;
+        }
+      }));
   rpma::ConnectionConfig config = patient();
   config.srq = srq;
   Acceptor acceptor(site, *server, config, [&](std::uint32_t) {
@@ -113,10 +114,10 @@ TEST(Errors, WhenHandlersHoldTheBuffersTheSenderIsSlowedAndNotKilled) {
   });
   std::atomic<std::uint32_t> completed{0};
   std::atomic<std::uint32_t> failed{0};
-  const auto sender =
-      require(connect(site, *client, acceptor.port(), 0, handled_by([&](std::span<const ibv_wc> wcs) {
-                        for (const ibv_wc& wc : wcs) ++(wc.status == IBV_WC_SUCCESS ? completed : failed);
-                      })));
+  const auto sender = require(
+      connect(site, *client, acceptor.port(), 0, handled_by([&](std::span<const ibv_wc> wcs) {
+                for (const ibv_wc& wc : wcs) ++(wc.status == IBV_WC_SUCCESS ? completed : failed);
+              })));
   acceptor.await_connected(1);
   for (std::uint32_t i = 0; i < kMessages; ++i) {
     require(sender->connection().send_with_imm(nullptr, 0, 0, i, i));

@@ -54,12 +54,12 @@ class Misbehaving : public ::testing::Test {
       config.srq = srq_;
       AttachOptions options;
       options.receive_pool = server_pool_;
-      source_ = require(server_->attach(
-          srq_->receive_cq(), options,
-          [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
-            const Stream::Call call(up_);
-            for (const ibv_wc& wc : batch) up_.receive(*server_pool_, wc);
-          }));
+      source_ =
+          require(server_->attach(srq_->receive_cq(), options,
+                                  [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+                                    const Stream::Call call(up_);
+                                    for (const ibv_wc& wc : batch) up_.receive(*server_pool_, wc);
+                                  }));
     }
     acceptor_ = std::make_unique<Acceptor>(site_, *server_, config, [this](std::uint32_t) {
       ConnectionOptions options;
@@ -196,8 +196,9 @@ TEST_F(Misbehaving, AWithheldLastWqeCostsItsGraceAndNoMore) {
   await("the SRQ's buffers", [&] { return server_pool_.load()->posted() == kWindow; });
 }
 
-// C6: where the device tells of the last receive, the drain needs no grace. The kernel's soft-RoCE does
-// not tell. Both dispatchers of this process watch the device, and each event can be read but once.
+// C6: where the device tells of the last receive, the drain needs no grace. The kernel's soft-RoCE
+// does not tell. Both dispatchers of this process watch the device, and each event can be read but
+// once.
 TEST_F(Misbehaving, LastWqeReachedIsSeenByTheDispatcherThatItConcerns) {
   connect_one(true);
   for (std::uint32_t cycle = 0; cycle < 10; ++cycle) {
@@ -312,7 +313,9 @@ TEST_F(Misbehaving, ReusedQueuePairNumbersAreNotMixedUp) {
     EXPECT_NE(server_end_->id(), last);
     last = server_end_->id();
     exchange(4);
-    await("the completions", [&] { return up_.completed_sends == up_.sent() && down_.completed_sends == down_.sent(); });
+    await("the completions", [&] {
+      return up_.completed_sends == up_.sent() && down_.completed_sends == down_.sent();
+    });
     detach_clean(*client_end_);
     detach_clean(*server_end_);
   }

@@ -32,8 +32,8 @@ void PeerProcess::kill() {
 
 int be_a_peer(const std::string& address, const std::string& port) try {
   const auto peer = require(rpma::Peer::reach(address));
-  const auto connection =
-      require(require(rpma::ConnectionRequest::connect_to(peer, address, port, patient())).connect());
+  const auto connection = require(
+      require(rpma::ConnectionRequest::connect_to(peer, address, port, patient())).connect());
   contract::await_event(*connection, rpma::ConnectionEvent::established);
   require(connection->send_with_imm(nullptr, 0, 0, 1, 1));
   for (;;) ::pause();
@@ -44,8 +44,8 @@ int be_a_peer(const std::string& address, const std::string& port) try {
 
 }  // namespace sluice::system_test
 
-/// librpma destroys the id of an incoming request only by connecting it: one that was rejected, or that
-/// it could not equip, stays until the process ends.
+/// librpma destroys the id of an incoming request only by connecting it: one that was rejected, or
+/// that it could not equip, stays until the process ends.
 extern "C" const char* __lsan_default_suppressions() {  // NOLINT: the sanitizer's name
   return "leak:softrdma::Listener::on_events\nleak:softrdma::Listener::request\n";
 }

@@ -20,7 +20,8 @@ std::function<std::optional<ConnectionOptions>(std::uint32_t)> accept_all() {
   return [](std::uint32_t) { return std::optional<ConnectionOptions>(ignoring()); };
 }
 
-/// The least time that one of three tries takes: what the code needs, not what a loaded machine adds.
+/// The least time that one of three tries takes: what the code needs, not what a loaded machine
+/// adds.
 template <typename Attempt>
 std::chrono::milliseconds least_time(Attempt&& attempt) {
   auto least = std::chrono::milliseconds::max();
@@ -120,7 +121,8 @@ TEST_F(SetUp, AConnectionThatDoesNotFitItsCqIsRefusedBeforeItConnects) {
   const auto refused = connect(site_, *client_, acceptor.port(), 0, ignoring(), small);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), StatusCode::does_not_fit) << refused.status().to_string();
-  EXPECT_NE(refused.status().message().find("65"), std::string::npos) << refused.status().to_string();
+  EXPECT_NE(refused.status().message().find("65"), std::string::npos)
+      << refused.status().to_string();
   // One that fits comes after it; had the first one asked, it would have been seen before this.
   const auto fits = require(connect(site_, *client_, acceptor.port(), 1, ignoring()));
   acceptor.await_connected(1);
@@ -151,9 +153,8 @@ TEST_F(SetUp, MoreThanConnectionsMaxAreRejectedAndNothingIsHalfOpen) {
   Node small(options);
   std::atomic<std::uint32_t> ended{0};
   std::atomic<std::uint32_t> told_connected{0};
-  Acceptor acceptor(
-      site_, *small, patient(), accept_all(),
-      [&](std::uint32_t, ConnectionHandle&) { ++told_connected; });
+  Acceptor acceptor(site_, *small, patient(), accept_all(),
+                    [&](std::uint32_t, ConnectionHandle&) { ++told_connected; });
   std::mutex mutex;
   std::vector<std::shared_ptr<ConnectionHandle>> connected;
   std::atomic<std::uint32_t> rejected{0};
@@ -239,8 +240,8 @@ TEST_F(SetUp, ConnectionsMadeAtOnceAreSpreadEvenly) {
   for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (std::uint32_t i = 0; i < kEach; ++i) {
-        auto made = require(connect(site_, *many, acceptor.port(), thread * kEach + i, ignoring(),
-                                    patient(8, 8)));
+        auto made = require(
+            connect(site_, *many, acceptor.port(), thread * kEach + i, ignoring(), patient(8, 8)));
         const std::scoped_lock lock(mutex);
         connected.push_back(std::move(made));
       }
@@ -267,7 +268,8 @@ TEST_F(SetUp, ConnectionsMadeAtOnceAreSpreadEvenly) {
   for (auto& handle : connected) detach_clean(*handle);
 }
 
-// --- early completions and orphans (C6, E1) --------------------------------------------------------
+// --- early completions and orphans (C6, E1)
+// --------------------------------------------------------
 
 /// A server with an SRQ whose connections are accepted by hand, so that a test decides when one is
 /// attached.
@@ -284,13 +286,13 @@ class ByHand : public SetUp {
     stream_.use(memory_, 0, kDepth);
     AttachOptions options;
     options.receive_pool = pool_;
-    source_ = require(server_->attach(
-        srq_->receive_cq(), options,
-        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-          Stream& stream = *static_cast<Stream*>(info.context);
-          const Stream::Call call(stream);
-          for (const ibv_wc& wc : batch) stream.receive(*pool_, wc);
-        }));
+    source_ = require(
+        server_->attach(srq_->receive_cq(), options,
+                        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+                          Stream& stream = *static_cast<Stream*>(info.context);
+                          const Stream::Call call(stream);
+                          for (const ibv_wc& wc : batch) stream.receive(*pool_, wc);
+                        }));
   }
   ~ByHand() override { server_.reset(); }
 
@@ -380,7 +382,8 @@ TEST_F(ByHand, CompletionsOfADetachedQueuePairAreOrphans) {
   const contract::Pair pair = connect_pair();
   auto mine = std::make_unique<Stream>(1);
   mine->use(memory_, 0, kDepth);
-  const auto handle = require(server_->attach_queue_pair(pair.server->qp_num(), attached_to(*mine)));
+  const auto handle =
+      require(server_->attach_queue_pair(pair.server->qp_num(), attached_to(*mine)));
   mine->send(*pair.client, 10);
   await("the first", [&] { return mine->received == 10; });
   // Detaching a queue pair attached by number leaves it connected.
@@ -393,7 +396,8 @@ TEST_F(ByHand, CompletionsOfADetachedQueuePairAreOrphans) {
 
   // The same queue pair, attached once more.
   Stream again(1);
-  const auto second = require(server_->attach_queue_pair(pair.server->qp_num(), attached_to(again)));
+  const auto second =
+      require(server_->attach_queue_pair(pair.server->qp_num(), attached_to(again)));
   EXPECT_NE(second->id(), handle->id());
   again.use(memory_, 0, kDepth);
   again.send(*pair.client, 10);
@@ -407,8 +411,8 @@ TEST_F(SetUp, AClientThatSendsAtOnceLosesNothing) {
   constexpr std::uint32_t kConnections = 16;
   constexpr std::uint32_t kAtOnce = 8;
   constexpr std::uint32_t kDepth = kConnections * kAtOnce;
-  const auto srq =
-      require(rpma::SharedReceiveQueue::create(site_.peer, {.depth = kDepth, .receive_cq_size = {}}));
+  const auto srq = require(
+      rpma::SharedReceiveQueue::create(site_.peer, {.depth = kDepth, .receive_cq_size = {}}));
   ReceivePool* const pool = require(srq->stock(kDepth, 64));
   const auto memory = site_.memory(std::size_t{kDepth} * kMessageSize);
   std::vector<std::unique_ptr<Stream>> streams;

@@ -25,7 +25,8 @@ std::uint64_t check_of(std::uint32_t tag, std::uint32_t sequence) {
 
 }  // namespace
 
-// --- Stream ----------------------------------------------------------------------------------------
+// --- Stream
+// ----------------------------------------------------------------------------------------
 
 Stream::~Stream() {
   gone = true;
@@ -89,7 +90,8 @@ void Stream::note(const ibv_wc& wc) {
   }
 }
 
-// --- Node ------------------------------------------------------------------------------------------
+// --- Node
+// ------------------------------------------------------------------------------------------
 
 Node::Node(Options options) {
   DispatcherConfig config;
@@ -125,7 +127,8 @@ std::uint32_t Node::async_events(ibv_event_type type) const {
   return found == async_events_.end() ? 0 : found->second;
 }
 
-// --- connecting ------------------------------------------------------------------------------------
+// --- connecting
+// ------------------------------------------------------------------------------------
 
 Acceptor::Acceptor(const Site& site, Dispatcher& dispatcher, rpma::ConnectionConfig config,
                    Choose choose,
@@ -134,22 +137,22 @@ Acceptor::Acceptor(const Site& site, Dispatcher& dispatcher, rpma::ConnectionCon
   ListenOptions options;
   options.config = std::move(config);
   options.establish_timeout = std::chrono::seconds(20);
-  options.on_request = [this, choose = std::move(choose)](std::span<const std::byte> data)
-      -> std::optional<ConnectionOptions> {
+  options.on_request = [this, choose = std::move(choose)](
+                           std::span<const std::byte> data) -> std::optional<ConnectionOptions> {
     std::uint32_t tag = 0;
     if (data.size() >= sizeof tag) std::memcpy(&tag, data.data(), sizeof tag);
     return choose(tag);
   };
-  options.on_connected = [this, told = std::move(on_connected)](
-                             std::shared_ptr<ConnectionHandle> handle) {
-    // What the request carried is the connection's private data on this side.
-    std::uint32_t tag = 0;
-    const auto data = handle->connection().private_data();
-    if (data.size() >= sizeof tag) std::memcpy(&tag, data.data(), sizeof tag);
-    if (told) told(tag, *handle);
-    const std::scoped_lock lock(mutex_);
-    handles_[tag] = std::move(handle);
-  };
+  options.on_connected =
+      [this, told = std::move(on_connected)](std::shared_ptr<ConnectionHandle> handle) {
+        // What the request carried is the connection's private data on this side.
+        std::uint32_t tag = 0;
+        const auto data = handle->connection().private_data();
+        if (data.size() >= sizeof tag) std::memcpy(&tag, data.data(), sizeof tag);
+        if (told) told(tag, *handle);
+        const std::scoped_lock lock(mutex_);
+        handles_[tag] = std::move(handle);
+      };
   options.on_failed = [this](const Status& status) {
     const std::scoped_lock lock(mutex_);
     failures_.push_back(status);
@@ -203,7 +206,8 @@ DetachReport detach_clean(ConnectionHandle& handle) {
   return report;
 }
 
-// --- Gate ------------------------------------------------------------------------------------------
+// --- Gate
+// ------------------------------------------------------------------------------------------
 
 void Gate::open() {
   const std::scoped_lock lock(mutex_);
@@ -217,10 +221,10 @@ void Gate::pass() noexcept {
   opened_.wait(lock, [this] { return open_; });
 }
 
-// --- HostLoop --------------------------------------------------------------------------------------
+// --- HostLoop
+// --------------------------------------------------------------------------------------
 
-HostLoop::HostLoop(Dispatcher& dispatcher)
-    : thread_([this, &dispatcher] { run(dispatcher); }) {}
+HostLoop::HostLoop(Dispatcher& dispatcher) : thread_([this, &dispatcher] { run(dispatcher); }) {}
 
 void HostLoop::stop() {
   if (!thread_.joinable()) return;
@@ -232,8 +236,10 @@ void HostLoop::stop() {
 void HostLoop::run(Dispatcher& dispatcher) {
   constexpr int kLongestSleepMs = 2000;  // far longer than anything here takes
   std::vector<Runnable*> all;
-  for (std::uint32_t i = 0; i < dispatcher.poller_count(); ++i) all.push_back(&dispatcher.poller(i));
-  for (std::uint32_t i = 0; i < dispatcher.worker_count(); ++i) all.push_back(&dispatcher.worker(i));
+  for (std::uint32_t i = 0; i < dispatcher.poller_count(); ++i)
+    all.push_back(&dispatcher.poller(i));
+  for (std::uint32_t i = 0; i < dispatcher.worker_count(); ++i)
+    all.push_back(&dispatcher.worker(i));
   all.push_back(&dispatcher.control());
   bool suspicious = false;
   while (!stopping_) {
@@ -257,7 +263,8 @@ void HostLoop::run(Dispatcher& dispatcher) {
   for (Runnable* one : all) one->release_thread();
 }
 
-// --- the process -----------------------------------------------------------------------------------
+// --- the process
+// -----------------------------------------------------------------------------------
 
 std::size_t open_descriptors() {
   DIR* const directory = ::opendir("/proc/self/fd");

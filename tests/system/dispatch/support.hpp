@@ -33,8 +33,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kDrainPatience{20};
 constexpr std::uint32_t kMessageSize = 16;
 
-/// One direction of one connection: what is sent carries the stream's tag and a sequence number, what
-/// arrives is checked against it. The checks only count; tests judge the counts.
+/// One direction of one connection: what is sent carries the stream's tag and a sequence number,
+/// what arrives is checked against it. The checks only count; tests judge the counts.
 class Stream {
  public:
   explicit Stream(std::uint32_t tag) : tag_(tag) {}
@@ -174,7 +174,8 @@ class Gate {
   std::atomic<std::uint32_t> arrived_{0};
 };
 
-/// Drives a host-driven dispatcher from one thread that sleeps on its descriptors, as an engine does.
+/// Drives a host-driven dispatcher from one thread that sleeps on its descriptors, as an engine
+/// does.
 class HostLoop {
  public:
   explicit HostLoop(Dispatcher& dispatcher);

@@ -102,9 +102,8 @@ TEST_F(Waiting, EitherCqOfASharedChannelWakesTheSleepingPoller) {
     } else {
       down_.send(server_end_->connection(), 1);  // completes on the server's CQ
     }
-    await("the completion", [&] {
-      return up_.received == turn / 2 + 1 && down_.completed_sends == (turn + 1) / 2;
-    });
+    await("the completion",
+          [&] { return up_.received == turn / 2 + 1 && down_.completed_sends == (turn + 1) / 2; });
   }
   // Each woke it by an event of its own; the last one is taken when the source turns cold again.
   await("the last event", [&] { return server_.sum(&PollerCounters::events) >= kTurns; });

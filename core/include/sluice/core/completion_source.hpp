@@ -35,7 +35,8 @@ struct PollOutcome {
 /// What taking one pending notification brought.
 struct EventOutcome {
   enum class Kind : std::uint8_t {
-    consumed,  ///< one event was taken, acknowledged (or counted for a bulk ack), and the CQ re-armed
+    consumed,  ///< one event was taken, acknowledged (or counted for a bulk ack), and the CQ
+               ///< re-armed
     none,      ///< no event was queued: every CQ of the source is armed
     failed,    ///< see `fault`
   };
@@ -50,13 +51,15 @@ class SourceOwnership;
 ///
 /// Invariants that every implementation keeps (tests/contract checks them on each kind of device):
 /// 1. INV-ARM: from creation on each CQ of the source is armed or has an event queued.
-///    `consume_event()` is the only call that takes events, and it re-arms the CQ whose event it took.
+///    `consume_event()` is the only call that takes events, and it re-arms the CQ whose event it
+///    took.
 /// 2. INV-POLL: `poll()` returns 0 only if every CQ of the source was seen empty during this call.
 ///    It touches neither events nor arming, and never blocks.
 /// 3. `consume_event()` never blocks, whatever the flags of the fd were.
 /// 4. `wait_fd()` is readable (level-triggered) while an event is queued; -1 says that the source
 ///    cannot be waited for and has to be polled.
-/// 5. A fault is final, and reported by the call that met it. After `rearm_failed` polling still works.
+/// 5. A fault is final, and reported by the call that met it. After `rearm_failed` polling still
+/// works.
 /// 6. Every event taken is acknowledged before the CQ is destroyed.
 ///
 /// A thread may sleep on the source only after INV-EMPTY: `poll()` returned 0 *since the last
@@ -80,7 +83,8 @@ class CompletionSource {
   /// The descriptor to wait on, or -1.
   [[nodiscard]] virtual int wait_fd() const noexcept = 0;
 
-  /// How many completions its CQs can hold together (entries, >= 1): what the ledger checks against.
+  /// How many completions its CQs can hold together (entries, >= 1): what the ledger checks
+  /// against.
   [[nodiscard]] virtual std::uint32_t capacity() const noexcept = 0;
 
   /// Called once the handler has returned for these completions: send credits go back here.

@@ -23,7 +23,8 @@ class ReceivePool;
 class ReceivePoster {
  public:
   virtual ~ReceivePoster() = default;
-  [[nodiscard]] virtual Status post(std::size_t offset, std::size_t length, std::uint64_t wr_id) = 0;
+  [[nodiscard]] virtual Status post(std::size_t offset, std::size_t length,
+                                    std::uint64_t wr_id) = 0;
   /// Whether the queue still takes receives after one of them completed with an error: an SRQ does
   /// (only the connection failed), a connection's own receive queue does not (it is being flushed).
   [[nodiscard]] virtual bool survives_failed_completion() const noexcept { return false; }
@@ -54,20 +55,21 @@ class ReceivedBuffer {
 };
 
 struct ReceivePoolConfig {
-  std::uint32_t depth = 256;          ///< receives kept posted; 1..2^20
-  std::uint32_t buffer_size = 4096;   ///< bytes of each; >= 1
-  std::uint32_t low_water = 0;        ///< report when fewer are posted; 0: depth / 8
+  std::uint32_t depth = 256;         ///< receives kept posted; 1..2^20
+  std::uint32_t buffer_size = 4096;  ///< bytes of each; >= 1
+  std::uint32_t low_water = 0;       ///< report when fewer are posted; 0: depth / 8
   /// Called once each time the posted receives fall below `low_water` (again after they rose above
   /// it). On the thread that noticed; must not block. `posted` is how many are left.
   std::function<void(std::uint32_t posted)> on_low_water;
 };
 
-/// Keeps an SRQ's or a connection's receive queue stocked (C4, R5): owns the buffers, posts them all,
-/// takes each back when the handler lets go of it and posts it again.
+/// Keeps an SRQ's or a connection's receive queue stocked (C4, R5): owns the buffers, posts them
+/// all, takes each back when the handler lets go of it and posts it again.
 ///
-/// Accounting: posted() + on_loan() + undelivered completions + kept() == depth, at rest. A buffer is
-/// "on loan" from `take()` until its ReceivedBuffer is released; "undelivered" from `polled()` until
-/// `take()`; "kept" when it is not to be posted any more (the queue failed or posting was stopped).
+/// Accounting: posted() + on_loan() + undelivered completions + kept() == depth, at rest. A buffer
+/// is "on loan" from `take()` until its ReceivedBuffer is released; "undelivered" from `polled()`
+/// until `take()`; "kept" when it is not to be posted any more (the queue failed or posting was
+/// stopped).
 ///
 /// Reposting: the releasing thread posts, unless another one is just doing so; then that one posts
 /// this buffer too (combining: nobody waits, and rpma_srq_recv, which is in no list of thread-safe

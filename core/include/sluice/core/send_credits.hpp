@@ -8,19 +8,19 @@
 
 namespace sluice {
 
-/// The send credits of one queue pair (C4): one per posted work request. An unsignalled one makes no
-/// completion of its own; it is retired by the next signalled one that completes, or by the end of
-/// the queue pair.
+/// The send credits of one queue pair (C4): one per posted work request. An unsignalled one makes
+/// no completion of its own; it is retired by the next signalled one that completes, or by the end
+/// of the queue pair.
 ///
-/// An unsignalled request never takes the last credit while no signalled one is outstanding: nothing
-/// would ever retire it, and the queue pair would be stuck for good.
+/// An unsignalled request never takes the last credit while no signalled one is outstanding:
+/// nothing would ever retire it, and the queue pair would be stuck for good.
 ///
 /// After the first failed completion nothing is given back until `abandon()`: the queue pair is in
 /// error, each outstanding request flushes, and no new post can succeed.
 ///
 /// Thread-safety: all calls from any thread. A mutex orders posts (the provider serialises posts to
-/// one queue pair as well); hold it across [take, post] with `Posting` so that credits are retired in
-/// the order of the send queue.
+/// one queue pair as well); hold it across [take, post] with `Posting` so that credits are retired
+/// in the order of the send queue.
 class SendCredits {
  public:
   /// `limit` work requests may be outstanding; 1..2^20.
@@ -57,8 +57,8 @@ class SendCredits {
   void completed() noexcept;
   /// A send completed with an error: from now on `take` refuses.
   void failed() noexcept;
-  /// No post from now on; what is outstanding still retires. Returns once no `Posting` is held: what
-  /// the caller posts then is the last in the send queue (the drain marker).
+  /// No post from now on; what is outstanding still retires. Returns once no `Posting` is held:
+  /// what the caller posts then is the last in the send queue (the drain marker).
   void close() noexcept;
   /// The queue pair is gone: nothing is outstanding any more, and nothing can be posted.
   void abandon() noexcept;

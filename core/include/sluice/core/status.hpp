@@ -70,17 +70,17 @@ class [[nodiscard]] Status {
 [[noreturn]] void fail_programmer_error(const char* file, int line, std::string_view what) noexcept;
 
 /// Checks an invariant that only a programmer can break; stays in release builds.
-#define SLUICE_CHECK(condition, what)                                     \
-  do {                                                                    \
-    if (!(condition)) [[unlikely]]                                        \
-      ::sluice::fail_programmer_error(__FILE__, __LINE__, (what));        \
+#define SLUICE_CHECK(condition, what)                              \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
+      ::sluice::fail_programmer_error(__FILE__, __LINE__, (what)); \
   } while (false)
 
 /// A value or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: implicit
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT: implicit
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT: implicit
     SLUICE_CHECK(!std::get<1>(state_).ok(), "a Result was built from an ok Status without a value");
   }
@@ -112,10 +112,10 @@ class [[nodiscard]] Result {
 };
 
 /// Passes a failed Status up to the caller.
-#define SLUICE_RETURN_IF_ERROR(expression)                                     \
-  do {                                                                         \
-    if (::sluice::Status sluice_status_ = (expression); !sluice_status_.ok())  \
-      return sluice_status_;                                                   \
+#define SLUICE_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                        \
+    if (::sluice::Status sluice_status_ = (expression); !sluice_status_.ok()) \
+      return sluice_status_;                                                  \
   } while (false)
 
 }  // namespace sluice

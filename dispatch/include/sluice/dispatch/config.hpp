@@ -29,10 +29,11 @@ enum class Drive : std::uint8_t {
 };
 
 struct PollerConfig {
-  std::uint32_t count = 1;       ///< 1..64
-  std::vector<unsigned> cpus;    ///< OS CPU index of each poller, round-robin; empty: not pinned
+  std::uint32_t count = 1;     ///< 1..64
+  std::vector<unsigned> cpus;  ///< OS CPU index of each poller, round-robin; empty: not pinned
   WaitMode wait = WaitMode::event;
-  std::uint32_t batch_count = 512;  ///< batch buffers of each poller (32 completions each); 2..65536
+  std::uint32_t batch_count =
+      512;  ///< batch buffers of each poller (32 completions each); 2..65536
   /// Rounds a source may be empty before it turns cold, in `event` mode. 0..2^20
   std::uint32_t hot_rounds = 64;
   std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
@@ -40,8 +41,8 @@ struct PollerConfig {
 
 struct PoolConfig {
   std::string name = "default";
-  std::uint32_t workers = 1;     ///< 1..58 (ParkingLot::kMaxWorkers)
-  std::vector<unsigned> cpus;    ///< OS CPU index of each worker, round-robin; empty: not pinned
+  std::uint32_t workers = 1;       ///< 1..58 (ParkingLot::kMaxWorkers)
+  std::vector<unsigned> cpus;      ///< OS CPU index of each worker, round-robin; empty: not pinned
   std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
 };
 
@@ -57,8 +58,8 @@ struct DispatcherConfig {
   std::chrono::milliseconds stall_threshold{200};
   /// How long a drain waits for LAST_WQE_REACHED on a device that may never send it (E3).
   std::chrono::milliseconds last_wqe_grace{100};
-  /// What the control takes for now: for deadlines only. Unset: steady_clock::now. A simulation puts
-  /// a clock of its own here.
+  /// What the control takes for now: for deadlines only. Unset: steady_clock::now. A simulation
+  /// puts a clock of its own here.
   std::function<std::chrono::steady_clock::time_point()> clock;
 
   /// Checks every value; the message names the field, its value and the range.
@@ -74,8 +75,8 @@ struct DispatcherCallbacks {
   /// A device async event (E5), after it was copied, acknowledged and routed.
   std::function<void(ibv_context*, const ibv_async_event&)> on_async_event;
   /// Completions of no attached connection (E1). Called on the poller that found them, noexcept in
-  /// spirit: it must not throw, block, or dereference anything of the dead connection. Buffers of the
-  /// source's receive pool that it does not take() are posted again after it.
+  /// spirit: it must not throw, block, or dereference anything of the dead connection. Buffers of
+  /// the source's receive pool that it does not take() are posted again after it.
   std::function<void(SourceId, std::span<const ibv_wc>)> on_orphans;
 };
 

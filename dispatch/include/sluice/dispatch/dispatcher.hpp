@@ -33,11 +33,11 @@ inline constexpr std::uint32_t kAnyPoller = ~std::uint32_t{0};
 
 /// What a detach did, and what it had to leave behind.
 struct DetachReport {
-  bool clean = true;                   ///< nobody touches it any more, and nothing was abandoned
+  bool clean = true;  ///< nobody touches it any more, and nothing was abandoned
   std::uint64_t completions_abandoned = 0;  ///< handed to a handler that had not returned
-  bool marker_missing = false;         ///< the flushed drain marker never came back
-  bool last_wqe_missing = false;       ///< informational: the device sent no LAST_WQE_REACHED in time
-  bool quarantined = false;            ///< the queue pair is kept, not destroyed, until the dispatcher goes
+  bool marker_missing = false;              ///< the flushed drain marker never came back
+  bool last_wqe_missing = false;  ///< informational: the device sent no LAST_WQE_REACHED in time
+  bool quarantined = false;  ///< the queue pair is kept, not destroyed, until the dispatcher goes
   std::chrono::nanoseconds took{0};
   /// One line for people.
   [[nodiscard]] std::string to_string() const;
@@ -45,15 +45,15 @@ struct DetachReport {
 using DetachCallback = std::function<void(const DetachReport&)>;
 
 struct AttachOptions {
-  std::string pool;                    ///< empty: the first pool. Unused when inlined
+  std::string pool;  ///< empty: the first pool. Unused when inlined
   Order order = Order::per_connection;
   std::uint32_t poller = kAnyPoller;
-  void* context = nullptr;             ///< comes back in BatchInfo::context
+  void* context = nullptr;  ///< comes back in BatchInfo::context
   /// The pool whose receives this source completes: its depth bounds the early completions, and its
   /// slots tell receives from sends. nullptr: none.
   ReceivePool* receive_pool = nullptr;
-  /// per_connection: all its completions belong to one queue pair, known or not: one lane, no look-up
-  /// by qp_num. For a raw source of a single connection.
+  /// per_connection: all its completions belong to one queue pair, known or not: one lane, no
+  /// look-up by qp_num. For a raw source of a single connection.
   bool single_connection = false;
 };
 
@@ -72,7 +72,8 @@ class SourceHandle {
  private:
   friend class Dispatcher;
   friend class detail::DispatcherImpl;
-  SourceHandle(std::shared_ptr<detail::DispatcherImpl> dispatcher, std::shared_ptr<detail::SourceState> state);
+  SourceHandle(std::shared_ptr<detail::DispatcherImpl> dispatcher,
+               std::shared_ptr<detail::SourceState> state);
   std::shared_ptr<detail::DispatcherImpl> dispatcher_;
   std::shared_ptr<detail::SourceState> state_;
 };
@@ -80,12 +81,12 @@ class SourceHandle {
 class ConnectionHandle;
 
 struct ConnectionOptions {
-  std::string pool;                    ///< empty: the first pool
+  std::string pool;  ///< empty: the first pool
   /// Of the connection's own CQs. per_connection shares one lane with `receive_source`, which must
   /// then be attached per_connection to the same pool.
   Order order = Order::per_connection;
   std::uint32_t poller = kAnyPoller;
-  void* context = nullptr;             ///< comes back in BatchInfo::context
+  void* context = nullptr;  ///< comes back in BatchInfo::context
   /// Where its receives complete when it uses an SRQ with its own receive CQ; their handler is that
   /// source's.
   std::shared_ptr<SourceHandle> receive_source;
@@ -144,7 +145,8 @@ struct ListenOptions {
   rpma::ConnectionConfig config;
   /// Decides on an incoming request: the options to attach it with, or nullopt to reject. On the
   /// set-up thread.
-  std::function<std::optional<ConnectionOptions>(std::span<const std::byte> private_data)> on_request;
+  std::function<std::optional<ConnectionOptions>(std::span<const std::byte> private_data)>
+      on_request;
   /// What to answer with (at most 56 bytes).
   std::vector<std::byte> reply;
   /// Established and attached; its receives may have been handled already. On the set-up thread.
@@ -163,8 +165,8 @@ class Runnable {
   virtual std::size_t run_once() = 0;
   /// Readable when there may be work after prepare_to_wait() said yes.
   [[nodiscard]] virtual int wait_fd() = 0;
-  /// False: there is work (or something that cannot be waited for), run on. True: sleep on wait_fd(),
-  /// then call finish_wait().
+  /// False: there is work (or something that cannot be waited for), run on. True: sleep on
+  /// wait_fd(), then call finish_wait().
   [[nodiscard]] virtual bool prepare_to_wait() = 0;
   virtual void finish_wait() = 0;
   /// Lets another thread take over.
@@ -186,18 +188,18 @@ class Dispatcher {
 
   /// Attaches a source: from now on one poller owns it. Asynchronous for the poller, ordered before
   /// later commands. Fails with already_owned (W11), invalid_argument, resource_exhausted.
-  [[nodiscard]] Result<std::shared_ptr<SourceHandle>> attach(std::shared_ptr<CompletionSource> source,
-                                                             AttachOptions options, Handler handler);
+  [[nodiscard]] Result<std::shared_ptr<SourceHandle>> attach(
+      std::shared_ptr<CompletionSource> source, AttachOptions options, Handler handler);
 
-  /// Attaches an established (or accepted) connection: its own CQs, its qp_num at the receive source,
-  /// its events.
+  /// Attaches an established (or accepted) connection: its own CQs, its qp_num at the receive
+  /// source, its events.
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_connection(
       std::shared_ptr<rpma::Connection> connection, ConnectionOptions options);
 
   /// Names a queue pair that was not made by this library: completions of `qp_num` on
   /// options.receive_source get a lane of their own. Detaching it neither disconnects nor destroys.
-  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_queue_pair(std::uint32_t qp_num,
-                                                                            ConnectionOptions options);
+  [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> attach_queue_pair(
+      std::uint32_t qp_num, ConnectionOptions options);
 
   /// See SetupTicket.
   [[nodiscard]] SetupTicket expect_connection(SourceHandle& receive_source);
@@ -216,7 +218,8 @@ class Dispatcher {
   [[nodiscard]] Result<std::shared_ptr<ConnectionHandle>> connect(
       std::shared_ptr<rpma::Peer> peer, const std::string& address, const std::string& port,
       const rpma::ConnectionConfig& config, std::span<const std::byte> private_data,
-      ConnectionOptions options, std::chrono::milliseconds timeout = std::chrono::milliseconds{2000});
+      ConnectionOptions options,
+      std::chrono::milliseconds timeout = std::chrono::milliseconds{2000});
 
   /// Reads async events of a device (E5). attach_connection does this by itself for its device.
   [[nodiscard]] Status watch_device(ibv_context* context);

@@ -17,7 +17,8 @@ namespace sluice {
 enum class Order : std::uint8_t {
   inlined,         ///< on the poller thread, in CQ order; opt-in, watched (R2)
   none,            ///< any worker, any order, whole batches
-  per_connection,  ///< each connection's completions in CQ order, one batch at a time, on any worker
+  per_connection,  ///< each connection's completions in CQ order, one batch at a time, on any
+                   ///< worker
 };
 [[nodiscard]] const char* to_string(Order order) noexcept;
 
@@ -33,9 +34,9 @@ struct BatchInfo {
   /// per_connection: whose completions these are. Else the connection that the source belongs to,
   /// or none for a source of many.
   ConnectionId connection = ConnectionId::none;
-  void* context = nullptr;    ///< ConnectionOptions::context, else AttachOptions::context
-  std::uint32_t poller = 0;   ///< index of the poller that took them
-  std::uint32_t worker = 0;   ///< index of the worker within its pool; kOnPoller for inlined
+  void* context = nullptr;   ///< ConnectionOptions::context, else AttachOptions::context
+  std::uint32_t poller = 0;  ///< index of the poller that took them
+  std::uint32_t worker = 0;  ///< index of the worker within its pool; kOnPoller for inlined
   static constexpr std::uint32_t kOnPoller = ~std::uint32_t{0};
 };
 
@@ -48,13 +49,12 @@ class Handler {
 
   Handler() noexcept = default;
   template <typename F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, Handler> &&
-             std::is_invocable_v<F&, std::span<const ibv_wc>, const BatchInfo&>)
-  Handler(F&& callable) {  // NOLINT(bugprone-forwarding-reference-overload): constrained above
+  requires(!std::is_same_v<std::remove_cvref_t<F>, Handler> &&
+           std::is_invocable_v<F&, std::span<const ibv_wc>, const BatchInfo&>)
+      Handler(F&& callable) {  // NOLINT(bugprone-forwarding-reference-overload): constrained above
     using Callable = std::remove_cvref_t<F>;
-    static_assert(
-        std::is_nothrow_invocable_v<Callable&, std::span<const ibv_wc>, const BatchInfo&>,
-        "a completion handler must be noexcept: nobody could catch what it throws");
+    static_assert(std::is_nothrow_invocable_v<Callable&, std::span<const ibv_wc>, const BatchInfo&>,
+                  "a completion handler must be noexcept: nobody could catch what it throws");
     if constexpr (sizeof(Callable) <= kInlineSize &&
                   alignof(Callable) <= alignof(std::max_align_t) &&
                   std::is_nothrow_move_constructible_v<Callable>) {

@@ -49,7 +49,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
 /// Memory of the remote side, out of a descriptor that it sent.
 class RemoteRegion {
  public:
-  static Result<std::shared_ptr<RemoteRegion>> from_descriptor(std::span<const std::byte> descriptor);
+  static Result<std::shared_ptr<RemoteRegion>> from_descriptor(
+      std::span<const std::byte> descriptor);
   ~RemoteRegion();
   [[nodiscard]] rpma_mr_remote* get() const noexcept { return region_; }
   [[nodiscard]] std::size_t size() const;
@@ -64,10 +65,11 @@ class MemoryRegion {
  public:
   /// `usage` is an OR of RPMA_MR_USAGE_*. The memory must outlive the region.
   static Result<std::shared_ptr<MemoryRegion>> register_memory(std::shared_ptr<Peer> peer,
-                                                               std::span<std::byte> memory, int usage);
+                                                               std::span<std::byte> memory,
+                                                               int usage);
   /// Allocates page-aligned, zeroed memory of `size` bytes (>= 1) and registers it.
-  static Result<std::shared_ptr<MemoryRegion>> allocate(std::shared_ptr<Peer> peer, std::size_t size,
-                                                        int usage);
+  static Result<std::shared_ptr<MemoryRegion>> allocate(std::shared_ptr<Peer> peer,
+                                                        std::size_t size, int usage);
   ~MemoryRegion();
   [[nodiscard]] rpma_mr_local* get() const noexcept { return region_; }
   [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
@@ -131,8 +133,8 @@ class SharedReceiveQueue : public std::enable_shared_from_this<SharedReceiveQueu
 };
 
 struct ConnectionConfig {
-  std::uint32_t send_queue_size = 64;     ///< work requests outstanding; one more is kept for the drain
-                                          ///< marker. 1..2^16
+  std::uint32_t send_queue_size = 64;  ///< work requests outstanding; one more is kept for the
+                                       ///< drain marker. 1..2^16
   std::uint32_t receive_queue_size = 64;  ///< ignored with an SRQ
   /// Entries of the CQ and of the receive CQ. unset: as many as the queues can complete at worst
   /// (C4). 0 for the receive CQ: receives complete on the CQ.
@@ -144,29 +146,38 @@ struct ConnectionConfig {
 
   /// The sizes that will be asked of the provider; fails with does_not_fit when explicit sizes
   /// cannot hold the worst case, before anything is created (E2). The worst case of the CQ is
-  /// send_queue_size + 1; of where the receives complete: receive_queue_size, or the depth of an SRQ
-  /// that has no receive CQ (all its receives may be consumed by this connection).
+  /// send_queue_size + 1; of where the receives complete: receive_queue_size, or the depth of an
+  /// SRQ that has no receive CQ (all its receives may be consumed by this connection).
   struct Sizes {
     std::uint32_t cq, receive_cq, send_queue, receive_queue;
   };
   [[nodiscard]] Result<Sizes> sizes() const;
 };
 
-enum class ConnectionEvent : std::uint8_t { established, closed, lost, rejected, unreachable, undefined };
+enum class ConnectionEvent : std::uint8_t {
+  established,
+  closed,
+  lost,
+  rejected,
+  unreachable,
+  undefined
+};
 [[nodiscard]] std::string_view to_string(ConnectionEvent event) noexcept;
 
 class SharedChannelSource;
 class Connection;
 
-/// A connection asked for and not yet made. Destroying it refuses (incoming) or gives up (outgoing).
-/// An incoming one keeps its endpoint's descriptors open until it is connected or refused.
+/// A connection asked for and not yet made. Destroying it refuses (incoming) or gives up
+/// (outgoing). An incoming one keeps its endpoint's descriptors open until it is connected or
+/// refused.
 class ConnectionRequest {
  public:
   /// Resolves address and route: blocks up to config.timeout, half of it for each, and holds
   /// library_mutex() all the while, since librpma is not thread-safe here: that is the bound on how
   /// long others wait for it. Call it on a set-up thread.
-  static Result<ConnectionRequest> connect_to(std::shared_ptr<Peer> peer, const std::string& address,
-                                              const std::string& port, const ConnectionConfig& config);
+  static Result<ConnectionRequest> connect_to(std::shared_ptr<Peer> peer,
+                                              const std::string& address, const std::string& port,
+                                              const ConnectionConfig& config);
   ConnectionRequest(ConnectionRequest&& other) noexcept;
   ConnectionRequest& operator=(ConnectionRequest&& other) noexcept;
   ~ConnectionRequest();
@@ -178,7 +189,8 @@ class ConnectionRequest {
                                std::uint64_t wr_id);
   /// Connects (outgoing) or accepts (incoming). The connection is usable after its
   /// ConnectionEvent::established. `private_data` of at most 56 bytes.
-  [[nodiscard]] Result<std::shared_ptr<Connection>> connect(std::span<const std::byte> private_data = {}) &&;
+  [[nodiscard]] Result<std::shared_ptr<Connection>> connect(
+      std::span<const std::byte> private_data = {}) &&;
   [[nodiscard]] rpma_conn_req* get() const noexcept { return request_; }
 
  private:
@@ -200,13 +212,14 @@ class ConnectionRequest {
 class Endpoint {
  public:
   /// Fails with address_in_use, unreachable (no device has the address), invalid_argument.
-  static Result<std::unique_ptr<Endpoint>> listen(std::shared_ptr<Peer> peer, const std::string& address,
+  static Result<std::unique_ptr<Endpoint>> listen(std::shared_ptr<Peer> peer,
+                                                  const std::string& address,
                                                   const std::string& port);
   ~Endpoint();
   /// Readable when a request may be there. Non-blocking.
   [[nodiscard]] int fd() const noexcept { return fd_; }
-  /// The next request, or no_completion when there is none now. Never blocks. Events of another kind
-  /// (RPMA_E_INVAL) are passed over, up to kEventsPassedOverMax in one call; then it returns
+  /// The next request, or no_completion when there is none now. Never blocks. Events of another
+  /// kind (RPMA_E_INVAL) are passed over, up to kEventsPassedOverMax in one call; then it returns
   /// no_completion while fd() stays readable.
   [[nodiscard]] Result<ConnectionRequest> next_request(const ConnectionConfig& config);
   [[nodiscard]] rpma_ep* get() const noexcept { return endpoint_.get(); }
@@ -247,11 +260,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // --- posting; `region` nullptr with length 0 sends an empty message -------------------------
   [[nodiscard]] Status send(const MemoryRegion* region, std::size_t offset, std::size_t length,
                             std::uint64_t wr_id, bool signalled = true);
-  [[nodiscard]] Status send_with_imm(const MemoryRegion* region, std::size_t offset, std::size_t length,
-                                     std::uint32_t imm, std::uint64_t wr_id, bool signalled = true);
+  [[nodiscard]] Status send_with_imm(const MemoryRegion* region, std::size_t offset,
+                                     std::size_t length, std::uint32_t imm, std::uint64_t wr_id,
+                                     bool signalled = true);
   [[nodiscard]] Status write(RemoteRegion& destination, std::size_t destination_offset,
-                             const MemoryRegion* source, std::size_t source_offset, std::size_t length,
-                             std::uint64_t wr_id, bool signalled = true);
+                             const MemoryRegion* source, std::size_t source_offset,
+                             std::size_t length, std::uint64_t wr_id, bool signalled = true);
   [[nodiscard]] Status write_with_imm(RemoteRegion& destination, std::size_t destination_offset,
                                       const MemoryRegion* source, std::size_t source_offset,
                                       std::size_t length, std::uint32_t imm, std::uint64_t wr_id);
@@ -265,7 +279,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
                              rpma_flush_type type, std::uint64_t wr_id);
   /// Posts one receive (not with an SRQ). ReceivePool does this for you. Refused with
   /// resource_exhausted when receive_queue_size receives (the pool's depth included) are posted and
-  /// not yet polled through this connection's sources: providers would take more, and the CQ overflow.
+  /// not yet polled through this connection's sources: providers would take more, and the CQ
+  /// overflow.
   [[nodiscard]] Status receive(MemoryRegion& region, std::size_t offset, std::size_t length,
                                std::uint64_t wr_id);
 
@@ -302,7 +317,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
              rpma_conn* connection, std::string what, std::uint32_t receives);
   [[nodiscard]] Status prepare();
   template <typename Post>
-  [[nodiscard]] Status post(const char* operation, std::size_t length, bool signalled, Post&& attempt);
+  [[nodiscard]] Status post(const char* operation, std::size_t length, bool signalled,
+                            Post&& attempt);
   [[nodiscard]] bool receives_on_main_cq() const noexcept;
   void retire_sends(std::span<const ibv_wc> completions) noexcept;
   void count_receives(std::span<const ibv_wc> completions, bool receives_only) noexcept;

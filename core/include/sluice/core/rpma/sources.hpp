@@ -21,11 +21,12 @@ class CqSource final : public CompletionSource {
   /// Told what each poll brought, on the polling thread, before anybody else sees it: receives are
   /// accounted for here. Must not block.
   using Polled = std::function<void(std::span<const ibv_wc>)>;
-  /// `keep_alive` owns the cq. `capacity` in entries. `retire` and `polled` may be empty. At most one
-  /// source per rpma_cq: its owner would not be the only one otherwise.
-  static Result<std::shared_ptr<CqSource>> create(rpma_cq* cq, std::uint32_t capacity, std::string name,
-                                                  std::shared_ptr<void> keep_alive, Retire retire = {},
-                                                  Polled polled = {});
+  /// `keep_alive` owns the cq. `capacity` in entries. `retire` and `polled` may be empty. At most
+  /// one source per rpma_cq: its owner would not be the only one otherwise.
+  static Result<std::shared_ptr<CqSource>> create(rpma_cq* cq, std::uint32_t capacity,
+                                                  std::string name,
+                                                  std::shared_ptr<void> keep_alive,
+                                                  Retire retire = {}, Polled polled = {});
   PollOutcome poll(std::span<ibv_wc> out) noexcept override;
   EventOutcome consume_event() noexcept override;
   [[nodiscard]] int wait_fd() const noexcept override { return fd_; }
@@ -53,12 +54,11 @@ class SharedChannelSource final : public CompletionSource {
  public:
   using Retire = std::function<void(std::span<const ibv_wc>)>;
   using Polled = std::function<void(std::span<const ibv_wc>)>;
-  /// `keep_alive` owns the connection. `capacity`: entries of both CQs together. A connection without
-  /// a receive CQ is fine: the channel then has one CQ.
-  static Result<std::shared_ptr<SharedChannelSource>> create(rpma_conn* connection, std::uint32_t capacity,
-                                                             std::string name,
-                                                             std::shared_ptr<void> keep_alive,
-                                                             Retire retire = {}, Polled polled = {});
+  /// `keep_alive` owns the connection. `capacity`: entries of both CQs together. A connection
+  /// without a receive CQ is fine: the channel then has one CQ.
+  static Result<std::shared_ptr<SharedChannelSource>> create(
+      rpma_conn* connection, std::uint32_t capacity, std::string name,
+      std::shared_ptr<void> keep_alive, Retire retire = {}, Polled polled = {});
   PollOutcome poll(std::span<ibv_wc> out) noexcept override;
   EventOutcome consume_event() noexcept override;
   [[nodiscard]] int wait_fd() const noexcept override { return fd_; }
