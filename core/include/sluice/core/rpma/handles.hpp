@@ -133,8 +133,8 @@ class SharedReceiveQueue : public std::enable_shared_from_this<SharedReceiveQueu
 };
 
 struct ConnectionConfig {
-  std::uint32_t send_queue_size = 64;  ///< work requests outstanding; one more is kept for the
-                                       ///< drain marker. 1..2^16
+  std::uint32_t send_queue_size = 64;     ///< work requests outstanding; one more is kept for the
+                                          ///< drain marker. 1..2^16
   std::uint32_t receive_queue_size = 64;  ///< ignored with an SRQ
   /// Entries of the CQ and of the receive CQ. unset: as many as the queues can complete at worst
   /// (C4). 0 for the receive CQ: receives complete on the CQ.
