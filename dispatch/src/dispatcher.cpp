@@ -102,6 +102,9 @@ rpma::Connection& ConnectionHandle::connection() const noexcept {
 std::uint32_t ConnectionHandle::poller() const noexcept {
   return state_->poller_index;
 }
+void* ConnectionHandle::context() const noexcept {
+  return state_->context;
+}
 bool ConnectionHandle::down() const noexcept {
   return state_->down.load(std::memory_order_relaxed);
 }

@@ -93,7 +93,8 @@ struct ConnectionOptions {
   /// For the connection's own CQ, receive CQ or shared channel.
   Handler handler;
   /// Connection events after `established` (closed, lost, ...): each at most once, on the control
-  /// thread. `closed` does not tear anything down: call detach.
+  /// thread. `closed` does not tear anything down: call detach. A detach of one's own
+  /// flushes what is posted, and may be told here as `lost`, too.
   std::function<void(ConnectionId, rpma::ConnectionEvent)> on_event;
 };
 
@@ -105,6 +106,8 @@ class ConnectionHandle {
   /// Until detached. Stops the program after that, and for a queue pair attached by number.
   [[nodiscard]] rpma::Connection& connection() const noexcept;
   [[nodiscard]] std::uint32_t poller() const noexcept;
+  /// ConnectionOptions::context, e.g. what on_request chose for the one that on_connected gets.
+  [[nodiscard]] void* context() const noexcept;
   /// True from the first closed / lost / failed completion / detach on.
   [[nodiscard]] bool down() const noexcept;
   /// The drain of C6: disconnect, flushed marker, LAST_WQE with an SRQ, the SRQ's CQ polled to

@@ -211,7 +211,8 @@ class ConnectionRequest {
 /// Listens on one address and port.
 class Endpoint {
  public:
-  /// Fails with address_in_use, unreachable (no device has the address), invalid_argument.
+  /// Fails with address_in_use, unreachable (no device has the address), invalid_argument. A port
+  /// of "0" is the kernel's choice, which librpma cannot tell.
   static Result<std::unique_ptr<Endpoint>> listen(std::shared_ptr<Peer> peer,
                                                   const std::string& address,
                                                   const std::string& port);
@@ -258,6 +259,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] bool disconnected() const noexcept { return disconnected_; }
 
   // --- posting; `region` nullptr with length 0 sends an empty message -------------------------
+  // A credit comes back when the handler of its completion has returned: whoever is told by that
+  // handler and posts at once may find none. Size the send queue for twice what is in flight then.
   [[nodiscard]] Status send(const MemoryRegion* region, std::size_t offset, std::size_t length,
                             std::uint64_t wr_id, bool signalled = true);
   [[nodiscard]] Status send_with_imm(const MemoryRegion* region, std::size_t offset,
