@@ -748,6 +748,8 @@ void Endpoint::on_connect_reply() {
   }
   make_ready_to_send();
   establish();
+  // Told to the peer first: an application that dies at once had a connection all the same.
+  flush(kPosterBudget);
   post_cm(RDMA_CM_EVENT_ESTABLISHED, 0, stage_.data() + wire::kConnParamSize,
           wire::kReplyPrivateSize);
 }

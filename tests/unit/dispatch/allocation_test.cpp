@@ -22,16 +22,17 @@ void count() noexcept {
 }  // namespace
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-// A sanitizer has an allocator of its own: only operator new is counted.
-void* operator new(std::size_t size) {
+// A sanitizer has an allocator of its own: only operator new is counted. Not inlined, or the
+// compiler takes the malloc() and free() in them for a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   count();
   if (void* const memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 #else
