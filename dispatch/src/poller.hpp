@@ -152,7 +152,6 @@ class Poller final : public Runnable {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<SourceState*> hot_;
-  std::uint32_t next_hot_ = 0;            ///< where the next round starts
   std::vector<PollerCommand> removals_;   ///< waiting for buffers to poll to empty
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
   std::uint32_t rounds_since_cold_check_ = 0;

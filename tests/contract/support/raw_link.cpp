@@ -63,7 +63,7 @@ void RawLink::connect(const rpma::ConnectionConfig& server) {
 
   pd_ = ibv_alloc_pd(id_->verbs);
   check(pd_ != nullptr, "ibv_alloc_pd");
-  region_ = ibv_reg_mr(pd_, memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE);
+  region_ = ibv_reg_mr(pd_, memory_.data(), memory_.size(), int{IBV_ACCESS_LOCAL_WRITE});
   check(region_ != nullptr, "ibv_reg_mr");
   ibv_qp_init_attr attributes{};
   attributes.send_cq = config_.send_cq;

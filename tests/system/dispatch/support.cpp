@@ -137,7 +137,7 @@ Acceptor::Acceptor(const Site& site, Dispatcher& dispatcher, rpma::ConnectionCon
   ListenOptions options;
   options.config = std::move(config);
   options.establish_timeout = std::chrono::seconds(20);
-  options.on_request = [this, choose = std::move(choose)](
+  options.on_request = [choose = std::move(choose)](
                            std::span<const std::byte> data) -> std::optional<ConnectionOptions> {
     std::uint32_t tag = 0;
     if (data.size() >= sizeof tag) std::memcpy(&tag, data.data(), sizeof tag);

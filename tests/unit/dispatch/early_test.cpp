@@ -184,7 +184,6 @@ TEST_F(EarlyCompletions, AttachAndDetachInOneBreathWhileSomeAreHeld) {
 TEST(EarlyThreads, HeldOnesOfAnAttachThatRacesWithTrafficComeFirst) {
   auto dispatcher = start(small_config(2));
   auto source = std::make_shared<SyntheticSource>(256);
-  std::atomic<ConnectionLog*> current{nullptr};
   auto receive = dispatcher->attach(
       source, {}, [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
         auto& log = *static_cast<ConnectionLog*>(info.context);

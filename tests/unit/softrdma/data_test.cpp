@@ -310,7 +310,7 @@ TEST(Memory, RegistrationChecksWhatTheKernelChecks) {
   Pair pair;
   ibv_pd* pd = pair.client.pd;
   char byte = 0;
-  EXPECT_EQ(ibv_reg_mr(pd, &byte, 0, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd, &byte, 0, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE), nullptr);
   EXPECT_EQ(errno, EINVAL);
