@@ -312,7 +312,7 @@ TEST(Memory, RegistrationChecksWhatTheKernelChecks) {
   char byte = 0;
   EXPECT_EQ(ibv_reg_mr(pd, &byte, 0, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EINVAL);
-  EXPECT_EQ(ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd, &byte, 1, int{IBV_ACCESS_REMOTE_WRITE}), nullptr);
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND), nullptr);
   EXPECT_EQ(errno, EOPNOTSUPP);
