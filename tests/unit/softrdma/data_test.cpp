@@ -320,15 +320,15 @@ TEST(Memory, RegistrationChecksWhatTheKernelChecks) {
   auto* pages = static_cast<char*>(
       ::mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_EQ(::mprotect(pages + page, page, PROT_READ), 0);
-  EXPECT_EQ(ibv_reg_mr(pd, pages, 2 * page, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd, pages, 2 * page, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EFAULT);
-  ibv_mr* read_only = ibv_reg_mr(pd, pages, 2 * page, IBV_ACCESS_REMOTE_READ);
+  ibv_mr* read_only = ibv_reg_mr(pd, pages, 2 * page, int{IBV_ACCESS_REMOTE_READ});
   EXPECT_NE(read_only, nullptr);
   if (read_only != nullptr) {
     EXPECT_EQ(ibv_dereg_mr(read_only), 0);
   }
   ASSERT_EQ(::munmap(pages + page, page), 0);
-  EXPECT_EQ(ibv_reg_mr(pd, pages, 3 * page, IBV_ACCESS_LOCAL_WRITE), nullptr);
+  EXPECT_EQ(ibv_reg_mr(pd, pages, 3 * page, int{IBV_ACCESS_LOCAL_WRITE}), nullptr);
   EXPECT_EQ(errno, EFAULT);
   ::munmap(pages, 3 * page);
   EXPECT_EQ(ibv_dealloc_pd(pd), EBUSY);
