@@ -59,7 +59,6 @@ class Poller final : public Runnable {
   // --- any thread ------------------------------------------------------------------------------
   [[nodiscard]] bool post(const PollerCommand& command) noexcept { return mailbox_.post(command); }
   void poke() noexcept { mailbox_.poke(); }
-  [[nodiscard]] bool on_own_thread() const noexcept { return owner_.is_self(); }
   /// A worker is done with a batch.
   void give_back(Batch* batch) noexcept {
     returned_.push(batch);
