@@ -27,19 +27,6 @@ Status check_duration(const std::string& field, std::chrono::milliseconds value)
 
 }  // namespace
 
-const char* to_string(Order order) noexcept {
-  switch (order) {
-    case Order::inlined: return "inline";
-    case Order::none: return "none";
-    case Order::per_connection: return "per_connection";
-  }
-  return "unknown";
-}
-
-const char* to_string(WaitMode mode) noexcept {
-  return mode == WaitMode::busy ? "busy" : "event";
-}
-
 Status DispatcherConfig::validate() const {
   constexpr std::uint64_t kMillion = 1U << 20;
   SLUICE_RETURN_IF_ERROR(check_range("pollers.count", pollers.count, 1, 64));

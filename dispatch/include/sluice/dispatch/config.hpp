@@ -12,15 +12,9 @@
 
 #include "sluice/core/status.hpp"
 #include "sluice/dispatch/handler.hpp"
+#include "sluice/topology/modes.hpp"
 
 namespace sluice {
-
-/// How a poller spends the time in which nothing completes (C5).
-enum class WaitMode : std::uint8_t {
-  busy,   ///< polls without a pause; lowest latency, one core each
-  event,  ///< sleeps on the completion channels as soon as every CQ was seen empty
-};
-[[nodiscard]] const char* to_string(WaitMode mode) noexcept;
 
 /// Who runs the pollers, workers and the control (C8).
 enum class Drive : std::uint8_t {

@@ -11,16 +11,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace sluice {
+#include "sluice/topology/modes.hpp"
 
-/// In which order, and where, a source's completions are handled (C3).
-enum class Order : std::uint8_t {
-  inlined,         ///< on the poller thread, in CQ order; opt-in, watched (R2)
-  none,            ///< any worker, any order, whole batches
-  per_connection,  ///< each connection's completions in CQ order, one batch at a time, on any
-                   ///< worker
-};
-[[nodiscard]] const char* to_string(Order order) noexcept;
+namespace sluice {
 
 /// Names an attached source for the dispatcher's life. 0 is nobody.
 enum class SourceId : std::uint32_t { none = 0 };

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sluice/topology/modes.hpp"
+
+namespace sluice {
+
+const char* to_string(Order order) noexcept {
+  switch (order) {
+    case Order::inlined: return "inline";
+    case Order::none: return "none";
+    case Order::per_connection: return "per_connection";
+  }
+  return "unknown";
+}
+
+const char* to_string(WaitMode mode) noexcept {
+  return mode == WaitMode::busy ? "busy" : "event";
+}
+
+}  // namespace sluice
