@@ -118,7 +118,7 @@ Result<Machine> Machine::from_synthetic(const std::string& description) {
     return Status(StatusCode::invalid_argument,
                   "'" + description +
                       "' is neither a file nor a synthetic topology; one looks like \"numa:2 l3:2 "
-                      "core:4 pu:2\", and lstopo FILE.xml saves a machine's");
+                      "core:4 pu:2\" (pu last), and lstopo FILE.xml saves a machine's");
   }
   return from_native("'" + description + "'", std::move(*native));
 }
