@@ -4,9 +4,7 @@
 #include <hwloc.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <memory>
 #include <string>
 
@@ -19,19 +17,6 @@ struct BitmapDeleter {
   void operator()(hwloc_bitmap_s* bitmap) const noexcept { hwloc_bitmap_free(bitmap); }
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
-
-constexpr unsigned kCpuIndexMax = 1U << 20;  ///< beyond any kernel's NR_CPUS: a typing error
-
-Result<unsigned> parse_index(std::string_view text, std::string_view whole) {
-  unsigned value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value > kCpuIndexMax) {
-    return Status(StatusCode::invalid_argument, "'" + std::string(text) + "' in the CPU list '" +
-                                                    std::string(whole) +
-                                                    "' is no CPU index (a list looks like 0-3,8)");
-  }
-  return value;
-}
 
 }  // namespace
 
@@ -49,30 +34,6 @@ Result<std::vector<unsigned>> allowed_cpus() {
        cpu = hwloc_bitmap_next(bound.get(), cpu)) {
     cpus.push_back(static_cast<unsigned>(cpu));
   }
-  return cpus;
-}
-
-Result<std::vector<unsigned>> parse_cpu_list(std::string_view text) {
-  std::vector<unsigned> cpus;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view part = text.substr(begin, end - begin);
-    const std::size_t dash = part.find('-');
-    auto first = parse_index(part.substr(0, dash), text);
-    if (!first) return first.status();
-    auto last = dash == std::string_view::npos ? first : parse_index(part.substr(dash + 1), text);
-    if (!last) return last.status();
-    if (*last < *first) {
-      return Status(StatusCode::invalid_argument, "the range '" + std::string(part) +
-                                                      "' in the CPU list '" + std::string(text) +
-                                                      "' ends before it begins");
-    }
-    for (unsigned cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
-    begin = end + 1;
-  }
-  std::sort(cpus.begin(), cpus.end());
-  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
   return cpus;
 }
 

@@ -16,10 +16,6 @@ namespace sluice::topology {
 /// affinity. Ascending. Looked up once per process.
 [[nodiscard]] Result<std::vector<unsigned>> allowed_cpus();
 
-/// Reads "0-3,8" into {0, 1, 2, 3, 8}: ascending, each once. Fails with invalid_argument, saying
-/// what was wrong where.
-[[nodiscard]] Result<std::vector<unsigned>> parse_cpu_list(std::string_view text);
-
 /// Binds the calling thread to one CPU and reads back what the kernel made of it.
 [[nodiscard]] Status bind_current_thread(unsigned cpu);
 

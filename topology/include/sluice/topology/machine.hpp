@@ -117,6 +117,12 @@ class Machine {
  private:
   struct Snapshot;
   explicit Machine(std::shared_ptr<const Snapshot> snapshot) noexcept;
+  [[nodiscard]] static Result<Machine> from_native(std::string name,
+                                                   std::shared_ptr<hwloc_topology> topology);
+  template <typename Change>
+  [[nodiscard]] Machine changed(Change&& change) const;
+  template <typename Predicate>
+  [[nodiscard]] CpuSet pus_where(Predicate&& predicate) const;
   std::shared_ptr<const Snapshot> snapshot_;
 };
 
