@@ -4,44 +4,24 @@
 #include <hwloc.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <memory>
-#include <mutex>
+#include <string>
+
+#include "this_topology.hpp"
 
 namespace sluice::topology {
 namespace {
-
-struct TopologyDeleter {
-  void operator()(hwloc_topology* topology) const noexcept { hwloc_topology_destroy(topology); }
-};
-using TopologyPointer = std::unique_ptr<hwloc_topology, TopologyDeleter>;
 
 struct BitmapDeleter {
   void operator()(hwloc_bitmap_s* bitmap) const noexcept { hwloc_bitmap_free(bitmap); }
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 
-/// hwloc's view of this machine, loaded once: loading reads much of /sys.
-Result<hwloc_topology_t> machine() {
-  static std::once_flag once;
-  static TopologyPointer loaded;
-  std::call_once(once, [] {
-    hwloc_topology_t topology = nullptr;
-    if (hwloc_topology_init(&topology) != 0) return;
-    TopologyPointer owner(topology);
-    hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
-    if (hwloc_topology_load(topology) == 0) loaded = std::move(owner);
-  });
-  if (!loaded) return Status(StatusCode::internal, "hwloc could not read this machine's topology");
-  return loaded.get();
-}
-
 }  // namespace
 
 Result<std::vector<unsigned>> allowed_cpus() {
-  auto topology = machine();
+  auto topology = this_topology();
   if (!topology) return topology.status();
   const Bitmap bound(hwloc_bitmap_alloc());
   hwloc_bitmap_copy(bound.get(), hwloc_topology_get_allowed_cpuset(*topology));
@@ -58,21 +38,35 @@ Result<std::vector<unsigned>> allowed_cpus() {
 }
 
 Status bind_current_thread(unsigned cpu) {
-  auto topology = machine();
-  if (!topology) return topology.status();
-  const Bitmap wanted(hwloc_bitmap_alloc());
-  hwloc_bitmap_only(wanted.get(), cpu);
-  if (hwloc_set_cpubind(*topology, wanted.get(), HWLOC_CPUBIND_THREAD) != 0) {
-    return Status(StatusCode::permission_denied,
-                  "the kernel refused to bind a thread to CPU " + std::to_string(cpu), errno);
+  CpuSet only;
+  only.add(cpu);
+  return bind_current_thread(only);
+}
+
+Status bind_current_thread(const CpuSet& pus) {
+  if (pus.empty()) {
+    return Status(StatusCode::invalid_argument, "a thread cannot be bound to no CPU at all");
   }
-  const Bitmap actual(hwloc_bitmap_alloc());
-  if (hwloc_get_cpubind(*topology, actual.get(), HWLOC_CPUBIND_THREAD) != 0 ||
-      !hwloc_bitmap_isequal(actual.get(), wanted.get())) {
-    return Status(StatusCode::internal,
-                  "a thread bound to CPU " + std::to_string(cpu) + " reads back another binding");
+  auto topology = this_topology();
+  if (!topology) return topology.status();
+  if (hwloc_set_cpubind(*topology, pus.native(), HWLOC_CPUBIND_THREAD) != 0) {
+    return Status(StatusCode::permission_denied,
+                  "the kernel refused to bind a thread to CPU " + pus.to_string(), errno);
+  }
+  const CpuSet actual = current_thread_binding();
+  if (actual != pus) {
+    return Status(StatusCode::internal, "a thread bound to CPU " + pus.to_string() +
+                                            " reads back another binding: " + actual.to_string());
   }
   return {};
+}
+
+CpuSet current_thread_binding() {
+  auto topology = this_topology();
+  if (!topology) return {};
+  const Bitmap actual(hwloc_bitmap_alloc());
+  if (hwloc_get_cpubind(*topology, actual.get(), HWLOC_CPUBIND_THREAD) != 0) return {};
+  return CpuSet::from_hwloc(actual.get());
 }
 
 void name_current_thread(std::string_view name) {

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <hwloc.h>
+
+#include "sluice/core/status.hpp"
+
+namespace sluice::topology {
+
+/// hwloc's view of this machine, loaded once per process: loading reads much of /sys. It is only
+/// read after that, which hwloc allows from any thread. Never to be destroyed by who asks.
+[[nodiscard]] Result<hwloc_topology_t> this_topology();
+
+}  // namespace sluice::topology
