@@ -25,27 +25,94 @@ Status check_duration(const std::string& field, std::chrono::milliseconds value)
                                             std::to_string(kLongest.count()) + " ms"};
 }
 
-}  // namespace
+constexpr std::uint64_t kMillion = 1U << 20;
+constexpr std::uint64_t kPollersMax = 64;
 
-Status DispatcherConfig::validate() const {
-  constexpr std::uint64_t kMillion = 1U << 20;
-  SLUICE_RETURN_IF_ERROR(check_range("pollers.count", pollers.count, 1, 64));
-  SLUICE_RETURN_IF_ERROR(check_range("pollers.batch_count", pollers.batch_count, 2, 65536));
-  SLUICE_RETURN_IF_ERROR(check_range("pollers.hot_rounds", pollers.hot_rounds, 0, kMillion));
-  SLUICE_RETURN_IF_ERROR(check_range("pollers.sources_max", pollers.sources_max, 1, kMillion));
-  SLUICE_RETURN_IF_ERROR(check_range("connections_max", connections_max, 0, kMillion));
-  SLUICE_RETURN_IF_ERROR(check_range("the number of pools", pools.size(), 1, 64));
+Status check_pollers(const std::vector<PollerConfig>& groups) {
+  SLUICE_RETURN_IF_ERROR(check_range("the number of groups of pollers", groups.size(), 1, 64));
   std::set<std::string> names;
+  std::uint64_t sum = 0;
+  for (const PollerConfig& group : groups) {
+    if (group.name.empty() || !names.insert(group.name).second) {
+      return {StatusCode::invalid_argument, "the pollers' group name '" + group.name +
+                                                "' is empty or used twice; each needs its own"};
+    }
+    const std::string of = groups.size() == 1 ? "pollers" : "pollers." + group.name;
+    SLUICE_RETURN_IF_ERROR(check_range(of + ".count", group.count, 1, kPollersMax));
+    SLUICE_RETURN_IF_ERROR(check_range(of + ".batch_count", group.batch_count, 2, 65536));
+    SLUICE_RETURN_IF_ERROR(check_range(of + ".hot_rounds", group.hot_rounds, 0, kMillion));
+    SLUICE_RETURN_IF_ERROR(check_range(of + ".sources_max", group.sources_max, 1, kMillion));
+    sum += group.count;
+  }
+  return check_range("the number of pollers in all groups", sum, 1, kPollersMax);
+}
+
+Status check_pools(const std::vector<PoolConfig>& pools) {
+  std::set<std::string> names;
+  std::set<std::pair<std::string, unsigned>> instances;
   for (const PoolConfig& pool : pools) {
-    if (pool.name.empty() || !names.insert(pool.name).second) {
+    const bool is_instance = pool.node.has_value();
+    const bool fresh = is_instance ? instances.emplace(pool.name, *pool.node).second
+                                   : names.insert(pool.name).second;
+    if (pool.name.empty() || !fresh || (is_instance && names.contains(pool.name))) {
       return {StatusCode::invalid_argument,
               "the pool name '" + pool.name + "' is empty or used twice; each pool needs its own"};
     }
-    SLUICE_RETURN_IF_ERROR(check_range("workers of pool '" + pool.name + "'", pool.workers, 1,
-                                       ParkingLot::kMaxWorkers));
-    SLUICE_RETURN_IF_ERROR(
-        check_range("spin_rounds of pool '" + pool.name + "'", pool.spin_rounds, 0, kMillion));
+    const std::string of = " of pool '" + pool.name + "'";
+    SLUICE_RETURN_IF_ERROR(check_range("workers" + of, pool.workers, 1, ParkingLot::kMaxWorkers));
+    SLUICE_RETURN_IF_ERROR(check_range("spin_rounds" + of, pool.spin_rounds, 0, kMillion));
+    SLUICE_RETURN_IF_ERROR(check_range("lanes" + of, pool.lanes, 0, kMillion));
   }
+  return {};
+}
+
+template <typename Settings>
+Status check_name(const std::vector<Settings>& all, const std::string& name,
+                  const std::string& what) {
+  if (name.empty()) return {};
+  std::string known;
+  for (const Settings& one : all) {
+    if (one.name == name) return {};
+    known += (known.empty() ? "" : ", ") + one.name;
+  }
+  return {StatusCode::invalid_argument, what + " names '" + name + "', which there is not; there "
+                                               "are: " + (known.empty() ? "none" : known)};
+}
+
+Status check_routes(const DispatcherConfig& config) {
+  std::set<std::string> names;
+  for (const RouteConfig& route : config.routes) {
+    if (route.name.empty() || !names.insert(route.name).second) {
+      return {StatusCode::invalid_argument, "the route name '" + route.name +
+                                                "' is empty or used twice; each needs its own"};
+    }
+    SLUICE_RETURN_IF_ERROR(
+        check_name(config.pools, route.pool, "the pool of route '" + route.name + "'"));
+    SLUICE_RETURN_IF_ERROR(
+        check_name(config.pollers, route.pollers, "pollers of route '" + route.name + "'"));
+  }
+  for (const topology::SrqSettings& srq : config.receive_queues) {
+    const std::string of = " of receive queue '" + srq.name + "'";
+    SLUICE_RETURN_IF_ERROR(check_name(config.pollers, srq.pollers, "pollers" + of));
+    SLUICE_RETURN_IF_ERROR(check_name(config.routes, srq.route, "the route" + of));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::uint32_t DispatcherConfig::poller_count() const noexcept {
+  std::uint32_t count = 0;
+  for (const PollerConfig& group : pollers) count += group.count;
+  return count;
+}
+
+Status DispatcherConfig::validate() const {
+  SLUICE_RETURN_IF_ERROR(check_pollers(pollers));
+  SLUICE_RETURN_IF_ERROR(check_range("connections_max", connections_max, 0, kMillion));
+  SLUICE_RETURN_IF_ERROR(check_range("the number of pools", pools.size(), 1, 64));
+  SLUICE_RETURN_IF_ERROR(check_pools(pools));
+  SLUICE_RETURN_IF_ERROR(check_routes(*this));
   SLUICE_RETURN_IF_ERROR(check_duration("stall_threshold", stall_threshold));
   return check_duration("last_wqe_grace", last_wqe_grace);
 }

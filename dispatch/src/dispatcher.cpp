@@ -26,7 +26,7 @@ Result<std::uint32_t> fit_connections(const DispatcherConfig& config) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0)
     return Status(StatusCode::internal, "getrlimit failed", errno);
-  const std::uint64_t base = kDescriptorsBase + 4 * config.pollers.count;
+  const std::uint64_t base = kDescriptorsBase + 4 * config.poller_count();
   const std::uint64_t fits =
       limit.rlim_cur <= base ? 0 : (limit.rlim_cur - base) / kDescriptorsPerConnection;
   if (config.connections_max == 0 && fits > 0) {
@@ -157,6 +157,26 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::start(DispatcherConfig config,
   return dispatcher;
 }
 
+Result<std::unique_ptr<Dispatcher>> Dispatcher::start(const topology::Config& config,
+                                                      DispatcherCallbacks callbacks) {
+  const auto machine = topology::Machine::this_machine();
+  if (!machine) return machine.status();
+  const auto plan = topology::place(*machine, config);
+  if (!plan) return plan.status();
+  return start(*plan, std::move(callbacks));
+}
+
+Result<std::unique_ptr<Dispatcher>> Dispatcher::start(const topology::Plan& plan,
+                                                      DispatcherCallbacks callbacks) {
+  if (!plan.machine.is_this_machine()) {
+    return Status(StatusCode::invalid_argument,
+                  "the plan is for another machine: " + plan.machine.name());
+  }
+  auto dispatcher = start(DispatcherConfig::from_plan(plan), std::move(callbacks));
+  if (dispatcher) (*dispatcher)->impl_->keep_plan(plan);
+  return dispatcher;
+}
+
 Dispatcher::~Dispatcher() {
   constexpr std::chrono::seconds kDestructorDeadline{5};
   static_cast<void>(impl_->stop(kDestructorDeadline));
@@ -209,6 +229,20 @@ Status Dispatcher::watch_device(ibv_context* context) {
 }
 DispatcherCounters Dispatcher::counters() const {
   return impl_->counters();
+}
+const topology::Plan* Dispatcher::plan() const noexcept {
+  return impl_->plan();
+}
+std::vector<std::string> Dispatcher::notices() const {
+  return impl_->notices();
+}
+Result<topology::BoundArena*> Dispatcher::arena(const std::string& pool, std::uint32_t poller) {
+  return impl_->arena(pool, poller);
+}
+Result<std::vector<Dispatcher::ReceiveQueue>> Dispatcher::attach_receive_queues(
+    const std::string& name, const std::shared_ptr<rpma::Peer>& peer, Handler handler,
+    void* context) {
+  return impl_->attach_receive_queues(name, peer, std::move(handler), context);
 }
 Status Dispatcher::stop(std::chrono::nanoseconds deadline) {
   return impl_->stop(deadline);

@@ -24,12 +24,36 @@ constexpr std::chrono::hours kLongestDetach{24};
 constexpr std::chrono::seconds kControlPatience{5};
 /// How often a stop looks whether what it waits for has happened.
 constexpr std::chrono::milliseconds kStopLook{1};
+/// What the detach of receive queues that were made in vain is given.
+constexpr std::chrono::seconds kUndoDeadline{5};
 /// Empty rounds after which a busy poller lets others have the CPU, where threads outnumber CPUs.
 constexpr std::uint32_t kYieldAfterRounds = 64;
 
+std::uint32_t sources_max(const DispatcherConfig& config) {
+  std::uint32_t sum = 0;
+  for (const PollerConfig& group : config.pollers) sum += group.count * group.sources_max;
+  return sum;
+}
+
 std::size_t note_capacity(const DispatcherConfig& config, std::uint32_t connections_max) {
   // Each source tells at most two faults, each connection one failure.
-  return std::size_t{2} * config.pollers.count * config.pollers.sources_max + connections_max;
+  return std::size_t{2} * sources_max(config) + connections_max;
+}
+
+std::vector<std::uint32_t> of_each_poller(const DispatcherConfig& config,
+                                          std::uint32_t PollerConfig::*value) {
+  std::vector<std::uint32_t> values;
+  for (const PollerConfig& group : config.pollers) {
+    values.insert(values.end(), group.count, group.*value);
+  }
+  return values;
+}
+
+/// The value of the `index`th of a group: they go round.
+template <typename Value>
+std::optional<Value> round_robin(const std::vector<Value>& values, std::uint32_t index) {
+  if (values.empty()) return std::nullopt;
+  return values[index % values.size()];
 }
 
 }  // namespace
@@ -38,21 +62,20 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
                                std::uint32_t connections_max)
     : config_(std::move(config)),
       callbacks_(std::move(callbacks)),
-      registry_(config_.pollers.count, connections_max, config_.pollers.sources_max),
+      registry_(connections_max, of_each_poller(config_, &PollerConfig::sources_max)),
       port_(note_capacity(config_, connections_max)),
       connections_max_(connections_max) {
   // A lane for each connection, and one for each source of a single connection.
-  const std::uint32_t lanes_max =
-      connections_max + config_.pollers.count * config_.pollers.sources_max;
-  std::vector<Pool*> pools;
+  const std::uint32_t lanes_max = connections_max + sources_max(config_);
+  const auto batch_counts = of_each_poller(config_, &PollerConfig::batch_count);
   for (const PoolConfig& pool : config_.pools) {
     pools_.push_back(std::make_unique<Pool>(pool, static_cast<std::uint32_t>(pools_.size()),
-                                            config_.pollers.count, config_.pollers.batch_count,
-                                            lanes_max));
-    pools.push_back(pools_.back().get());
+                                            batch_counts, lanes_max));
   }
-  for (std::uint32_t i = 0; i < config_.pollers.count; ++i) {
-    pollers_.push_back(std::make_unique<Poller>(i, config_, pools, port_, callbacks_));
+  for (const PollerConfig& group : config_.pollers) {
+    for (std::uint32_t i = 0; i < group.count; ++i) {
+      places_.push_back({&group, i, round_robin(group.nodes, i)});
+    }
   }
   for (const auto& pool : pools_) {
     for (std::uint32_t i = 0; i < pool->config.workers; ++i) {
@@ -64,7 +87,38 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
 
 DispatcherImpl::~DispatcherImpl() = default;
 
+/// Their memory is bound and touched here, before any thread of them runs (C2).
+Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
+  for (std::uint32_t i = 0; i < places_.size(); ++i) {
+    const PollerPlace& place = places_[i];
+    auto memory = topology::NodeMemory::allocate(
+        {.bytes = place.group->batch_count * sizeof(Batch),
+         .node = config_.memory_node ? config_.memory_node : place.node,
+         .huge_pages = config_.huge_pages});
+    if (!memory) {
+      return memory.status().with_context("the batch buffers of poller " + std::to_string(i));
+    }
+    pollers_.push_back(std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_,
+                                                callbacks_));
+  }
+  return {};
+}
+
+std::vector<std::string> DispatcherImpl::notices() const {
+  const std::scoped_lock lock(threads_mutex_);
+  std::vector<std::string> all = notices_;
+  for (std::size_t i = 0; i < pollers_.size(); ++i) {
+    for (const std::string& fallback : pollers_[i]->batch_memory().fallbacks()) {
+      all.push_back("batch buffers of poller " + std::to_string(i) + ": " + fallback);
+    }
+  }
+  return all;
+}
+
 Status DispatcherImpl::open() {
+  std::vector<Pool*> pools;
+  for (const auto& pool : pools_) pools.push_back(pool.get());
+  SLUICE_RETURN_IF_ERROR(make_pollers(pools));
   for (const auto& poller : pollers_) SLUICE_RETURN_IF_ERROR(poller->open());
   return control_->open();
 }
@@ -99,46 +153,75 @@ Status DispatcherImpl::start_thread(std::string name, Body body) {
   return {};
 }
 
-void DispatcherImpl::bind(const std::vector<unsigned>& cpus, std::uint32_t index) {
-  const Status status =
-      cpus.empty() ? Status{} : topology::bind_current_thread(cpus[index % cpus.size()]);
+void DispatcherImpl::bind(std::optional<unsigned> cpu) {
+  const Status status = cpu ? topology::bind_current_thread(*cpu) : Status{};
   const std::scoped_lock lock(threads_mutex_);
   if (!status.ok() && bind_status_.ok()) bind_status_ = status;
   ++threads_ready_;
   thread_ended_.notify_all();
 }
 
-Status DispatcherImpl::start_threads() {
-  const auto allowed = topology::allowed_cpus();
+/// A CPU that is named may lie beyond the inherited affinity (an isolated one), never beyond the
+/// cgroup.
+Status DispatcherImpl::check_cpus() const {
+  const auto allowed = topology::cgroup_cpus();
   if (!allowed) return allowed.status();
   const auto check = [&](const std::vector<unsigned>& cpus, const std::string& whose) -> Status {
     for (const unsigned cpu : cpus) {
-      if (std::binary_search(allowed->begin(), allowed->end(), cpu)) continue;
-      std::string list;
-      for (const unsigned one : *allowed) list += (list.empty() ? "" : ",") + std::to_string(one);
+      if (allowed->contains(cpu)) continue;
       return {StatusCode::invalid_argument, whose + " names CPU " + std::to_string(cpu) +
                                                 ", where this process may not run; it may on " +
-                                                list};
+                                                allowed->to_string()};
     }
     return {};
   };
-  SLUICE_RETURN_IF_ERROR(check(config_.pollers.cpus, "pollers.cpus"));
+  for (const PollerConfig& group : config_.pollers) {
+    SLUICE_RETURN_IF_ERROR(check(group.cpus, config_.pollers.size() == 1
+                                                 ? "pollers.cpus"
+                                                 : "pollers." + group.name + ".cpus"));
+  }
   for (const auto& pool : pools_) {
     SLUICE_RETURN_IF_ERROR(check(pool->config.cpus, "cpus of pool '" + pool->config.name + "'"));
   }
-  // A busy poller that shares its CPU would starve the worker that has the work (S6).
-  yield_when_busy_ =
-      config_.pollers.wait == WaitMode::busy && pollers_.size() + workers_.size() > allowed->size();
+  if (!config_.control_cpu) return {};
+  return check({*config_.control_cpu}, "control_cpu");
+}
 
+/// A busy poller that shares its CPU would starve the worker that has the work (S6).
+bool DispatcherImpl::polls_beyond_cpus() const {
+  std::map<unsigned, std::uint32_t> pinned;
+  const auto pin = [&](const std::vector<unsigned>& cpus, std::uint32_t index) {
+    if (const auto cpu = round_robin(cpus, index)) ++pinned[*cpu];
+  };
+  for (const PollerPlace& place : places_) pin(place.group->cpus, place.index);
+  for (const auto& pool : pools_) {
+    for (std::uint32_t i = 0; i < pool->config.workers; ++i) pin(pool->config.cpus, i);
+  }
+  const auto allowed = topology::allowed_cpus();
+  const bool crowded = allowed && pollers_.size() + workers_.size() > allowed->size();
+  for (const PollerPlace& place : places_) {
+    if (place.group->wait != WaitMode::busy) continue;
+    const auto cpu = round_robin(place.group->cpus, place.index);
+    if (cpu ? pinned[*cpu] > 1 || crowded : crowded) return true;
+  }
+  return false;
+}
+
+Status DispatcherImpl::start_threads() {
+  SLUICE_RETURN_IF_ERROR(check_cpus());
+  yield_when_busy_ = polls_beyond_cpus();
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {
-    SLUICE_RETURN_IF_ERROR(start_thread("sluice-poll-" + std::to_string(i),
+    const PollerPlace& place = places_[i];
+    SLUICE_RETURN_IF_ERROR(start_thread(round_robin(place.group->thread_names, place.index)
+                                            .value_or("sluice-poll-" + std::to_string(i)),
                                         [this, i] { run_poller(*pollers_[i], i); }));
   }
   std::uint32_t worker = 0;
   for (const auto& pool : pools_) {
     for (std::uint32_t i = 0; i < pool->config.workers; ++i, ++worker) {
       SLUICE_RETURN_IF_ERROR(start_thread(
-          pool->config.name.substr(0, 11) + "-" + std::to_string(i),
+          round_robin(pool->config.thread_names, i)
+              .value_or(pool->config.name.substr(0, 11) + "-" + std::to_string(i)),
           [this, worker, i, &pool = *pool] { run_worker(*workers_[worker], pool, i); }));
     }
   }
@@ -150,7 +233,7 @@ Status DispatcherImpl::start_threads() {
 }
 
 void DispatcherImpl::run_poller(Poller& poller, std::uint32_t index) {
-  bind(config_.pollers.cpus, index);
+  bind(round_robin(places_[index].group->cpus, places_[index].index));
   std::uint32_t idle = 0;
   while (!stopping()) {
     if (poller.run_once() > 0) {
@@ -168,7 +251,7 @@ void DispatcherImpl::run_poller(Poller& poller, std::uint32_t index) {
 }
 
 void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index) {
-  bind(pool.config.cpus, index);
+  bind(round_robin(pool.config.cpus, index));
   std::uint32_t searches = 0;
   while (!pool.parking.stopping()) {
     if (worker.run_once() > 0) {
@@ -184,7 +267,7 @@ void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index)
 }
 
 void DispatcherImpl::run_control() {
-  bind({}, 0);
+  bind(config_.control_cpu);
   while (!stopping()) {
     if (control_->run_once() > 0) continue;
     if (!control_->prepare_to_wait()) continue;
@@ -196,15 +279,72 @@ void DispatcherImpl::run_control() {
 // --- attaching
 // -------------------------------------------------------------------------------------
 
-Result<Pool*> DispatcherImpl::find_pool(const std::string& name) const {
-  if (name.empty()) return pools_.front().get();
+Result<Pool*> DispatcherImpl::find_pool(const std::string& name, std::uint32_t poller) const {
+  const std::string& wanted = name.empty() ? pools_.front()->config.name : name;
+  Pool* found = nullptr;
   std::string known;
   for (const auto& pool : pools_) {
-    if (pool->config.name == name) return pool.get();
-    known += (known.empty() ? "" : ", ") + pool->config.name;
+    const PoolConfig& config = pool->config;
+    if (config.name == wanted) {
+      if (!config.node || config.node == places_[poller].node) return pool.get();
+      if (found == nullptr) found = pool.get();  // another node's is better than none
+    } else if (known.find(config.name) == std::string::npos) {
+      known += (known.empty() ? "" : ", ") + config.name;
+    }
   }
+  if (found != nullptr) return found;
   return Status(StatusCode::invalid_argument,
                 "there is no pool '" + name + "'; there are: " + known);
+}
+
+template <typename Options>
+Status DispatcherImpl::follow_route(Options& options) const {
+  if (options.route.empty()) return {};
+  std::string known;
+  for (const RouteConfig& route : config_.routes) {
+    if (route.name == options.route) {
+      options.pool = route.pool;
+      options.pollers = route.pollers;
+      options.order = route.order;
+      return {};
+    }
+    known += (known.empty() ? "" : ", ") + route.name;
+  }
+  return {StatusCode::invalid_argument, "there is no route '" + options.route + "'; there are: " +
+                                            (known.empty() ? "none" : known)};
+}
+
+Result<std::vector<std::uint32_t>> DispatcherImpl::candidates(const std::string& group,
+                                                              std::uint32_t wanted) const {
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t i = 0; i < places_.size(); ++i) {
+    if (wanted != kAnyPoller && wanted != i) continue;
+    if (group.empty() || places_[i].group->name == group) found.push_back(i);
+  }
+  if (!found.empty()) return found;
+  std::string known;
+  for (const PollerConfig& one : config_.pollers) {
+    known += (known.empty() ? "" : ", ") + one.name;
+  }
+  return Status(StatusCode::invalid_argument,
+                (wanted == kAnyPoller ? "there are no pollers '" + group + "'"
+                                      : "there is no poller " + std::to_string(wanted) +
+                                            (group.empty() ? "" : " in '" + group + "'")) +
+                    "; there are " + std::to_string(places_.size()) + ", in: " + known);
+}
+
+/// With a receive source in a pool that is split by node: those whose instance is the source's.
+Result<std::vector<std::uint32_t>> DispatcherImpl::candidates(
+    const ConnectionOptions& options) const {
+  auto found = candidates(options.pollers, options.poller);
+  if (!found || options.receive_source == nullptr) return found;
+  std::vector<std::uint32_t> near;
+  for (const std::uint32_t poller : *found) {
+    const auto pool = find_pool(options.pool, poller);
+    if (pool && *pool == options.receive_source->state_->pool) near.push_back(poller);
+  }
+  if (!near.empty()) return near;
+  return found;  // and check_receive_source() says why that cannot be
 }
 
 Status DispatcherImpl::post(std::uint32_t poller, const PollerCommand& command) {
@@ -243,15 +383,17 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(
     return Status(StatusCode::cancelled,
                   "the dispatcher is stopping: nothing more can be attached");
   }
-  auto pool = find_pool(options.pool);
-  if (!pool) return pool.status();
-  const auto poller = registry_.choose_poller(options.poller, false, 1);
+  SLUICE_RETURN_IF_ERROR(follow_route(options));
+  const auto among = candidates(options.pollers, options.poller);
+  if (!among) return among.status();
+  if (auto known = find_pool(options.pool, among->front()); !known) return known.status();
+  const auto poller = registry_.choose_poller(*among, false, 1);
   if (!poller) {
     return Status(StatusCode::resource_exhausted,
                   "no poller can take the source '" + std::string(source->name()) +
-                      "': each holds pollers.sources_max already, or there is no poller " +
-                      std::to_string(options.poller));
+                      "': each holds pollers.sources_max already");
   }
+  const auto pool = find_pool(options.pool, *poller);
   auto made =
       make_source(std::move(source), std::move(options), std::move(handler), *pool, *poller);
   if (!made) {
@@ -314,6 +456,19 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(
   return enrol(std::move(state), options, {});
 }
 
+/// Counts a connection in its pool; given back when the registry forgets it.
+Status DispatcherImpl::take_lane(ConnectionState& state) {
+  Pool& pool = *state.pool;
+  const std::uint32_t limit = pool.config.lanes;
+  if (pool.lanes_used.fetch_add(1, std::memory_order_relaxed) >= limit && limit != 0) {
+    pool.lanes_used.fetch_sub(1, std::memory_order_relaxed);
+    return {StatusCode::does_not_fit, "pool '" + pool.config.name + "' has its " +
+                                          std::to_string(limit) + " lanes in use; raise its lanes"};
+  }
+  state.lanes_used = &pool.lanes_used;
+  return {};
+}
+
 /// The connection's own CQs as sources of its lane, not yet given to the poller.
 Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions& options) {
   rpma::Connection& connection = *state.connection;
@@ -351,24 +506,31 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
     return Status(StatusCode::cancelled,
                   "the dispatcher is stopping: nothing more can be attached");
   }
-  auto pool = find_pool(options.pool);
-  if (!pool) return pool.status();
-  SLUICE_RETURN_IF_ERROR(check_receive_source(options, *pool));
-  const auto poller = registry_.choose_poller(options.poller, true, own_sources_max);
+  SLUICE_RETURN_IF_ERROR(follow_route(options));
+  const auto among = candidates(options);
+  if (!among) return among.status();
+  if (auto known = find_pool(options.pool, among->front()); !known) return known.status();
+  const auto poller = registry_.choose_poller(*among, true, own_sources_max);
   if (!poller) {
     return Status(StatusCode::resource_exhausted,
                   "no poller can take one more connection: each holds pollers.sources_max sources "
-                  "already, or there is no poller " +
-                      std::to_string(options.poller));
+                  "already");
   }
+  const auto pool = find_pool(options.pool, *poller);
   state->pool = *pool;
   state->poller_index = *poller;
   state->context = options.context;
   state->on_event = std::move(options.on_event);
   if (options.receive_source != nullptr) state->receive_source = options.receive_source->state_;
-  Status status;
+  Status status = check_receive_source(options, *pool);
   bool joined = false;
+  if (status.ok()) status = take_lane(*state);
+  if (!status.ok()) {
+    registry_.leave_poller(*poller, true, own_sources_max);
+    return status;
+  }
   if (registry_.add(state, std::move(reservation)) == ConnectionId::none) {
+    state->lanes_used->fetch_sub(1, std::memory_order_relaxed);
     status =
         Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
                                              ") connections are attached already");
@@ -413,6 +575,105 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
 
 SetupTicket DispatcherImpl::expect_connection(SourceHandle& receive_source) {
   return SetupTicket(shared_from_this(), receive_source.state_);
+}
+
+// --- pools' arenas, receive queues
+// ---------------------------------------------------------------------------
+
+Result<topology::BoundArena*> DispatcherImpl::arena(const std::string& name, std::uint32_t poller) {
+  if (poller >= places_.size()) {
+    return Status(StatusCode::invalid_argument,
+                  "there is no poller " + std::to_string(poller) + "; there are " +
+                      std::to_string(places_.size()));
+  }
+  const auto pool = find_pool(name, poller);
+  if (!pool) return pool.status();
+  if ((*pool)->config.cpus.empty()) {
+    return Status(StatusCode::invalid_argument,
+                  "the workers of pool '" + (*pool)->config.name +
+                      "' are not pinned: an arena has no CPUs of its own to stay on");
+  }
+  const std::scoped_lock lock(arenas_mutex_);
+  std::unique_ptr<topology::BoundArena>& arena = arenas_[*pool];
+  if (arena == nullptr) {
+    auto made = topology::BoundArena::create(topology::CpuSet((*pool)->config.cpus));
+    if (!made) return made.status();
+    arena = std::move(*made);
+  }
+  return arena.get();
+}
+
+Result<std::vector<Dispatcher::ReceiveQueue>> DispatcherImpl::attach_receive_queues(
+    const std::string& name, const std::shared_ptr<rpma::Peer>& peer, Handler handler,
+    void* context) {
+  const topology::SrqSettings* settings = nullptr;
+  std::string known;
+  for (const topology::SrqSettings& one : config_.receive_queues) {
+    if (one.name == name) settings = &one;
+    known += (known.empty() ? "" : ", ") + one.name;
+  }
+  if (settings == nullptr) {
+    return Status(StatusCode::invalid_argument,
+                  "there is no receive queue '" + name +
+                      "'; there are: " + (known.empty() ? "none" : known));
+  }
+  if (peer == nullptr || !handler) {
+    return Status(StatusCode::invalid_argument,
+                  "attach_receive_queues needs a peer and a handler");
+  }
+  const std::string& group =
+      settings->pollers.empty() ? config_.pollers.front().name : settings->pollers;
+  auto pollers = candidates(group, kAnyPoller);
+  if (!pollers) return pollers.status();
+  if (!settings->per_poller) pollers->resize(1);
+  const auto shared = std::make_shared<Handler>(std::move(handler));
+  std::vector<Dispatcher::ReceiveQueue> made;
+  for (const std::uint32_t poller : *pollers) {
+    auto one = make_receive_queue(*settings, peer, poller, shared, context);
+    if (!one) {
+      for (const auto& before : made) before.source->detach_async(kUndoDeadline, {});
+      return one.status().with_context("receive queue '" + name + "'");
+    }
+    made.push_back(std::move(*one));
+  }
+  return made;
+}
+
+Result<Dispatcher::ReceiveQueue> DispatcherImpl::make_receive_queue(
+    const topology::SrqSettings& settings, const std::shared_ptr<rpma::Peer>& peer,
+    std::uint32_t poller, const std::shared_ptr<Handler>& handler, void* context) {
+  rpma::SharedReceiveQueueConfig config{.depth = settings.depth,
+                                        .receive_cq_size = settings.receive_cq_size};
+  auto queue = rpma::SharedReceiveQueue::create(peer, config);
+  if (!queue) return queue.status();
+  auto memory = topology::NodeMemory::allocate(
+      {.bytes = std::size_t{settings.depth} * settings.buffer_size,
+       .node = config_.memory_node ? config_.memory_node : places_[poller].node,
+       .huge_pages = config_.huge_pages});
+  if (!memory) return memory.status();
+  const auto kept = std::make_shared<topology::NodeMemory>(std::move(*memory));
+  auto buffers = (*queue)->stock(settings.depth, settings.buffer_size, {},
+                                 {.bytes = kept->bytes(), .owner = kept});
+  if (!buffers) return buffers.status();
+  {
+    const std::scoped_lock lock(threads_mutex_);
+    for (const std::string& fallback : kept->fallbacks()) {
+      notices_.push_back("buffers of receive queue '" + settings.name + "': " + fallback);
+    }
+  }
+  AttachOptions options{.route = settings.route};
+  SLUICE_RETURN_IF_ERROR(follow_route(options));
+  options.route.clear();  // its pollers are not asked: the queue is this poller's
+  options.pollers.clear();
+  options.poller = poller;
+  options.context = context;
+  options.receive_pool = *buffers;
+  auto source = attach((*queue)->receive_cq(), std::move(options),
+                       [handler](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+                         (*handler)(batch, info);
+                       });
+  if (!source) return source.status();
+  return Dispatcher::ReceiveQueue{std::move(*queue), *buffers, std::move(*source), poller};
 }
 
 // --- detaching

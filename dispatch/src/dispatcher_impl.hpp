@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,8 @@
 #include "pool.hpp"
 #include "registry.hpp"
 #include "sluice/dispatch/dispatcher.hpp"
+#include "sluice/topology/arena.hpp"
+#include "sluice/topology/plan.hpp"
 #include "worker.hpp"
 
 namespace sluice::detail {
@@ -53,6 +56,14 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Result<DetachReport> detach(const std::shared_ptr<State>& state,
                                             std::chrono::nanoseconds deadline);
 
+  [[nodiscard]] Result<topology::BoundArena*> arena(const std::string& pool, std::uint32_t poller);
+  [[nodiscard]] Result<std::vector<Dispatcher::ReceiveQueue>> attach_receive_queues(
+      const std::string& name, const std::shared_ptr<rpma::Peer>& peer, Handler handler,
+      void* context);
+  [[nodiscard]] std::vector<std::string> notices() const;
+  [[nodiscard]] const topology::Plan* plan() const noexcept { return plan_ ? &*plan_ : nullptr; }
+  void keep_plan(topology::Plan plan) { plan_ = std::move(plan); }
+
   void join(ListenerState& listener);
   [[nodiscard]] DispatcherCounters counters() const;
   [[nodiscard]] Status stop(std::chrono::nanoseconds deadline);
@@ -74,7 +85,27 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
     bool ended = false;  ///< under threads_mutex_
   };
 
-  [[nodiscard]] Result<Pool*> find_pool(const std::string& name) const;
+  /// Whose settings a poller has, and which of the group's it is.
+  struct PollerPlace {
+    const PollerConfig* group = nullptr;
+    std::uint32_t index = 0;  ///< within the group
+    std::optional<unsigned> node;
+  };
+
+  [[nodiscard]] Status make_pollers(const std::vector<Pool*>& pools);
+  /// The instance of a pool that serves a poller; fails when there is no such pool.
+  [[nodiscard]] Result<Pool*> find_pool(const std::string& name, std::uint32_t poller) const;
+  /// Replaces what a route stands for.
+  template <typename Options>
+  [[nodiscard]] Status follow_route(Options& options) const;
+  /// The pollers that may take something; fails when there is no such group or poller.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> candidates(const std::string& group,
+                                                              std::uint32_t wanted) const;
+  [[nodiscard]] Result<std::vector<std::uint32_t>> candidates(
+      const ConnectionOptions& options) const;
+  [[nodiscard]] Result<Dispatcher::ReceiveQueue> make_receive_queue(
+      const topology::SrqSettings& settings, const std::shared_ptr<rpma::Peer>& peer,
+      std::uint32_t poller, const std::shared_ptr<Handler>& handler, void* context);
   [[nodiscard]] Result<std::shared_ptr<SourceState>> make_source(
       std::shared_ptr<CompletionSource> source, AttachOptions options, Handler handler, Pool* pool,
       std::uint32_t poller);
@@ -84,6 +115,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
       ConnectionReservation reservation);
   [[nodiscard]] Status check_receive_source(const ConnectionOptions& options,
                                             const Pool* pool) const;
+  [[nodiscard]] Status take_lane(ConnectionState& state);
   [[nodiscard]] Status add_own_sources(ConnectionState& state, ConnectionOptions& options);
 
   template <typename Body>
@@ -95,7 +127,9 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
     return stopping_.load(
         std::memory_order_acquire);  // (1) acquire: pairs with (2) in end_threads()
   }
-  void bind(const std::vector<unsigned>& cpus, std::uint32_t index);
+  void bind(std::optional<unsigned> cpu);
+  [[nodiscard]] Status check_cpus() const;
+  [[nodiscard]] bool polls_beyond_cpus() const;
   void close_listeners();
   [[nodiscard]] std::string drain_all(std::chrono::steady_clock::time_point deadline);
   [[nodiscard]] std::string end_threads(std::chrono::steady_clock::time_point deadline);
@@ -105,6 +139,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   const DispatcherCallbacks callbacks_;
   Registry registry_;
   ControlPort port_;
+  std::optional<topology::Plan> plan_;
+  std::vector<PollerPlace> places_;  ///< of each poller
   std::vector<std::unique_ptr<Pool>> pools_;
   std::vector<std::unique_ptr<Poller>> pollers_;
   std::vector<std::unique_ptr<Worker>> workers_;
@@ -115,7 +151,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> refusing_{false};  ///< stop() has begun: nothing new is attached
   std::shared_mutex attaching_;        ///< shared by each attach; stop() waits for those under way
-  std::mutex threads_mutex_;
+  mutable std::mutex threads_mutex_;
+  std::vector<std::string> notices_;  ///< under threads_mutex_
   std::condition_variable thread_ended_;
   std::vector<std::unique_ptr<Thread>> threads_;
   Status bind_status_;  ///< the first failure to pin; under threads_mutex_
@@ -124,6 +161,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   std::vector<std::shared_ptr<ListenerState>> listeners_;
   std::mutex stop_mutex_;
   std::optional<Status> stopped_;  ///< what stop() said; under stop_mutex_
+  std::mutex arenas_mutex_;
+  std::map<const Pool*, std::unique_ptr<topology::BoundArena>> arenas_;  ///< under arenas_mutex_
 };
 
 }  // namespace sluice::detail

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "inside.hpp"
@@ -27,25 +29,28 @@ std::uint64_t mark_of(const SourceState& source) noexcept {
 
 }  // namespace
 
-Poller::Poller(std::uint32_t index, const DispatcherConfig& config, std::vector<Pool*> pools,
-               ControlPort& control, const DispatcherCallbacks& callbacks)
+Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
+               std::vector<Pool*> pools, ControlPort& control,
+               const DispatcherCallbacks& callbacks)
     : index_(index),
-      wait_(config.pollers.wait),
-      hot_rounds_(config.pollers.hot_rounds),
+      wait_(config.wait),
+      hot_rounds_(config.hot_rounds),
       pools_(std::move(pools)),
       touched_pools_(pools_.size(), false),
       control_(control),
       callbacks_(callbacks),
       mailbox_(kMailboxCapacity),
-      slots_(config.pollers.sources_max),
-      batches_(std::make_unique<Batch[]>(config.pollers.batch_count)) {
-  hot_.reserve(config.pollers.sources_max);
-  with_early_.reserve(config.pollers.sources_max);
-  free_slots_.reserve(config.pollers.sources_max);
-  for (std::uint32_t slot = config.pollers.sources_max; slot-- > 0;) free_slots_.push_back(slot);
-  for (std::uint32_t i = 0; i < config.pollers.batch_count; ++i) {
-    batches_[i].poller = this;
-    batches_[i].next = std::exchange(free_batches_, &batches_[i]);
+      slots_(config.sources_max),
+      batch_memory_(std::move(memory)) {
+  hot_.reserve(config.sources_max);
+  with_early_.reserve(config.sources_max);
+  free_slots_.reserve(config.sources_max);
+  for (std::uint32_t slot = config.sources_max; slot-- > 0;) free_slots_.push_back(slot);
+  static_assert(std::is_trivially_destructible_v<Batch>, "they go with their memory");
+  for (std::uint32_t i = 0; i < config.batch_count; ++i) {
+    Batch* const batch = ::new (batch_memory_.bytes().data() + i * sizeof(Batch)) Batch;
+    batch->poller = this;
+    batch->next = std::exchange(free_batches_, batch);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "owner_thread.hpp"
 #include "pool.hpp"
 #include "sluice/core/mailbox.hpp"
+#include "sluice/topology/memory.hpp"
 #include "state.hpp"
 
 namespace sluice::detail {
@@ -41,10 +42,13 @@ struct PollerCommand {
 /// epoll_wait when nothing was found or every kColdCheckRounds rounds.
 class Poller final : public Runnable {
  public:
-  Poller(std::uint32_t index, const DispatcherConfig& config, std::vector<Pool*> pools,
-         ControlPort& control, const DispatcherCallbacks& callbacks);
+  /// `memory` holds its batch buffers: config.batch_count of them, zeroed, aligned to a page.
+  Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
+         std::vector<Pool*> pools, ControlPort& control, const DispatcherCallbacks& callbacks);
   ~Poller() override;
 
+  /// Where the batch buffers are, for tests and reports.
+  [[nodiscard]] const topology::NodeMemory& batch_memory() const noexcept { return batch_memory_; }
   [[nodiscard]] Status open();  ///< makes the descriptors; once, before anything else
 
   // --- Runnable, for the owning thread ---------------------------------------------------------
@@ -160,7 +164,7 @@ class Poller final : public Runnable {
   bool short_of_buffers_ =
       false;  ///< every hot source was left alone in this round, for want of buffers
 
-  std::unique_ptr<Batch[]> batches_;
+  topology::NodeMemory batch_memory_;
   Batch* free_batches_ = nullptr;
   std::array<ibv_wc, kBatchSize> scratch_;
   std::array<ConnectionState*, kBatchSize> open_lanes_{};

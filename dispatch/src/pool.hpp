@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,14 +18,15 @@ namespace sluice::detail {
 /// none) and one ring of runnable lanes (order per_connection). Both are as long as what can be in
 /// them, so a push cannot fail: a poller has so many batches, and a lane is in the ring once.
 struct Pool {
-  Pool(PoolConfig pool_config, std::uint32_t pool_index, std::uint32_t poller_count,
-       std::uint32_t batch_count, std::uint32_t lanes_max)
+  /// `batch_counts`: of each poller.
+  Pool(PoolConfig pool_config, std::uint32_t pool_index,
+       const std::vector<std::uint32_t>& batch_counts, std::uint32_t lanes_max)
       : config(std::move(pool_config)),
         index(pool_index),
         runnable(lanes_max),
         parking(config.workers) {
-    for (std::uint32_t i = 0; i < poller_count; ++i) {
-      batches.push_back(std::make_unique<SpmcRing<Batch*>>(batch_count));
+    for (const std::uint32_t count : batch_counts) {
+      batches.push_back(std::make_unique<SpmcRing<Batch*>>(count));
     }
   }
 
@@ -46,6 +48,7 @@ struct Pool {
   ScqRing<Lane*> runnable;
   std::vector<std::unique_ptr<SpmcRing<Batch*>>> batches;
   ParkingLot parking;
+  std::atomic<std::uint32_t> lanes_used{0};  ///< connections attached to it
 };
 
 }  // namespace sluice::detail

@@ -23,13 +23,12 @@ Registry::~Registry() {
   for (const auto& connection : quarantined_connections_) connection->receive_source.reset();
 }
 
-std::optional<std::uint32_t> Registry::choose_poller(std::uint32_t wanted, bool connection,
-                                                     std::uint32_t sources) {
+std::optional<std::uint32_t> Registry::choose_poller(const std::vector<std::uint32_t>& among,
+                                                     bool connection, std::uint32_t sources) {
   const std::scoped_lock lock(mutex_);
   std::optional<std::uint32_t> best;
-  for (std::uint32_t i = 0; i < connections_per_poller_.size(); ++i) {
-    if (wanted != kAnyPoller && wanted != i) continue;
-    if (sources_per_poller_[i] + sources > sources_max_) continue;
+  for (const std::uint32_t i : among) {
+    if (sources_per_poller_[i] + sources > sources_max_[i]) continue;
     if (!best || std::pair(connections_per_poller_[i], sources_per_poller_[i]) <
                      std::pair(connections_per_poller_[*best], sources_per_poller_[*best])) {
       best = i;
@@ -129,6 +128,7 @@ void Registry::remove(ConnectionId id) {
   entry.connection = nullptr;
   free_entries_.push_back(index_of(id));
   --connections_;
+  if (last->lanes_used != nullptr) last->lanes_used->fetch_sub(1, std::memory_order_relaxed);
 }
 
 std::shared_ptr<ConnectionState> Registry::find(ConnectionId id) const {

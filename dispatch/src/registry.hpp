@@ -38,19 +38,20 @@ class ConnectionReservation {
 /// What is attached. Set-up and the control only, hence a mutex; no data path comes here.
 class Registry {
  public:
-  Registry(std::uint32_t poller_count, std::uint32_t connections_max, std::uint32_t sources_max)
+  /// `sources_max`: of each poller.
+  Registry(std::uint32_t connections_max, std::vector<std::uint32_t> sources_max)
       : connections_max_(connections_max),
-        sources_max_(sources_max),
-        connections_per_poller_(poller_count, 0),
-        sources_per_poller_(poller_count, 0) {}
+        sources_max_(std::move(sources_max)),
+        connections_per_poller_(sources_max_.size(), 0),
+        sources_per_poller_(sources_max_.size(), 0) {}
   ~Registry();
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  /// The poller asked for, or the one with the fewest connections, then sources (R1); its counts
-  /// are raised at once, so that set-ups at the same time spread, too. Nothing when it is full.
-  [[nodiscard]] std::optional<std::uint32_t> choose_poller(std::uint32_t wanted, bool connection,
-                                                           std::uint32_t sources);
+  /// Of these pollers the one with the fewest connections, then sources (R1); its counts are raised
+  /// at once, so that set-ups at the same time spread, too. Nothing when all are full.
+  [[nodiscard]] std::optional<std::uint32_t> choose_poller(const std::vector<std::uint32_t>& among,
+                                                           bool connection, std::uint32_t sources);
   void leave_poller(std::uint32_t poller, bool connection, std::uint32_t sources);
 
   [[nodiscard]] SourceId next_source_id();
@@ -104,7 +105,7 @@ class Registry {
   friend class ConnectionReservation;
   mutable std::mutex mutex_;
   const std::uint32_t connections_max_;
-  const std::uint32_t sources_max_;
+  const std::vector<std::uint32_t> sources_max_;  ///< by poller
   std::uint32_t last_source_ = 0;
   std::map<SourceId, std::shared_ptr<SourceState>> sources_;
   std::vector<Entry> entries_;

@@ -155,6 +155,7 @@ struct ConnectionState {
   void* context = nullptr;
   std::function<void(ConnectionId, rpma::ConnectionEvent)> on_event;
   Pool* pool = nullptr;
+  std::atomic<std::uint32_t>* lanes_used = nullptr;  ///< of its pool, where it counts there
   std::uint32_t poller_index = 0;
   std::vector<std::shared_ptr<SourceState>> own_sources;
   std::shared_ptr<SourceState> receive_source;

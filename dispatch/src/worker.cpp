@@ -97,6 +97,7 @@ void Worker::run_segment(Segment* segment) {
   info.context = connection->context != nullptr ? connection->context : source->options.context;
   info.poller = source->poller_index;
   info.worker = index_;
+  info.receive_pool = source->options.receive_pool;
   const std::uint32_t handled = segment->count;
   call(source, {segment->completions, handled}, info);
   Handover& handover = source->connection != nullptr ? source->handover : connection->receives;
@@ -115,6 +116,7 @@ void Worker::run_batch(Batch* batch) {
   info.context = source->options.context;
   info.poller = source->poller_index;
   info.worker = index_;
+  info.receive_pool = source->options.receive_pool;
   const std::uint32_t handled = batch->count;
   call(source, {batch->completions, handled}, info);
   poller->give_back(batch);

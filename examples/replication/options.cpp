@@ -250,8 +250,8 @@ std::uint32_t Options::effective_receive_depth() const {
 
 sluice::DispatcherConfig Options::dispatcher_config(std::uint32_t connections_in_all) const {
   sluice::DispatcherConfig config;
-  config.pollers.count = pollers;
-  config.pollers.wait = wait;
+  config.pollers[0].count = pollers;
+  config.pollers[0].wait = wait;
   config.pools = {{.name = "records", .workers = workers, .cpus = {}}};
   config.connections_max = connections_in_all;
   return config;

@@ -82,10 +82,10 @@ class Simulation {
   explicit Simulation(std::uint64_t seed) : random_(seed) {
     DispatcherConfig config;
     config.drive = Drive::host;
-    config.pollers.count = 1 + pick(3);
-    config.pollers.batch_count = 2 + pick(8);
-    config.pollers.hot_rounds = pick(4);
-    config.pollers.sources_max = 16;
+    config.pollers[0].count = 1 + pick(3);
+    config.pollers[0].batch_count = 2 + pick(8);
+    config.pollers[0].hot_rounds = pick(4);
+    config.pollers[0].sources_max = 16;
     config.pools[0].workers = 1 + pick(3);
     config.connections_max = 8 + pick(24);
     config.stall_threshold = std::chrono::milliseconds(pick(2) * 5);
@@ -97,7 +97,7 @@ class Simulation {
     };
     callbacks.on_source_failed = [this](SourceId id, const Status&) { ++reported_faults_[id]; };
     dispatcher_ = start(config, callbacks);
-    for (std::uint32_t i = 0; i < config.pollers.count; ++i) {
+    for (std::uint32_t i = 0; i < config.pollers[0].count; ++i) {
       parts_.push_back({&dispatcher_->poller(i), Part::Kind::poller, i, false});
     }
     for (std::uint32_t i = 0; i < config.pools[0].workers; ++i) {

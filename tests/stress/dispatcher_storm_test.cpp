@@ -101,9 +101,9 @@ class Participant {
 
 TEST(DispatcherStorm, AttachDetachAndCompleteFromManyThreads) {
   DispatcherConfig config = small_config(3);
-  config.pollers.count = 2;
-  config.pollers.hot_rounds = 2;
-  config.pollers.batch_count = 8;
+  config.pollers[0].count = 2;
+  config.pollers[0].hot_rounds = 2;
+  config.pollers[0].batch_count = 8;
   config.pools[0].spin_rounds = 4;
   auto dispatcher = start(config);
   const std::uint64_t lives = std::max<std::uint64_t>(test::stress_items(1200) / 6, 10);
@@ -135,8 +135,8 @@ TEST(DispatcherStorm, AttachDetachAndCompleteFromManyThreads) {
 // source of its own, and lanes on one pool whose workers sleep and wake all the time.
 TEST(DispatcherStorm, ManyLanesFewWorkersOneByOne) {
   DispatcherConfig config = small_config(2);
-  config.pollers.count = 2;
-  config.pollers.hot_rounds = 0;
+  config.pollers[0].count = 2;
+  config.pollers[0].hot_rounds = 0;
   config.pools[0].spin_rounds = 0;
   auto dispatcher = start(config);
   const std::uint64_t each = std::max<std::uint64_t>(test::stress_items(60'000) / 2, 1000);

@@ -37,6 +37,12 @@ Result<std::vector<unsigned>> allowed_cpus() {
   return cpus;
 }
 
+Result<CpuSet> cgroup_cpus() {
+  auto topology = this_topology();
+  if (!topology) return topology.status();
+  return CpuSet::from_hwloc(hwloc_topology_get_allowed_cpuset(*topology));
+}
+
 Status bind_current_thread(unsigned cpu) {
   CpuSet only;
   only.add(cpu);

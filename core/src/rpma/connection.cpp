@@ -279,7 +279,7 @@ Result<ReceivePool*> Connection::stock(std::uint32_t depth, std::uint32_t buffer
                       " entries, " + std::to_string(posted) + " of them in use");
   }
   Result<Stock> stock =
-      make_stock(peer_, depth, buffer_size, std::move(options), [this](rpma_mr_local* memory) {
+      make_stock(peer_, depth, buffer_size, std::move(options), {}, [this](rpma_mr_local* memory) {
         return std::make_unique<ConnectionPoster>(connection_, memory);
       });
   if (!stock) return stock.status().with_context(tried);

@@ -110,7 +110,8 @@ std::shared_ptr<CqSource> SharedReceiveQueue::receive_cq() {
 }
 
 Result<ReceivePool*> SharedReceiveQueue::stock(std::uint32_t depth, std::uint32_t buffer_size,
-                                               ReceivePoolConfig options) {
+                                               ReceivePoolConfig options,
+                                               ProvidedMemory memory) {
   const std::string tried = "stock an SRQ of depth " + std::to_string(config_.depth) + " with " +
                             std::to_string(depth) + " receives of " + std::to_string(buffer_size) +
                             " bytes";
@@ -129,10 +130,11 @@ Result<ReceivePool*> SharedReceiveQueue::stock(std::uint32_t depth, std::uint32_
     reservation = std::move(*reserved);
   }
   Result<Stock> stock = make_stock(
-      peer_, depth, buffer_size, std::move(options),
-      [this](rpma_mr_local* memory) { return std::make_unique<SrqPoster>(srq_, memory); });
+      peer_, depth, buffer_size, std::move(options), memory.bytes,
+      [this](rpma_mr_local* region) { return std::make_unique<SrqPoster>(srq_, region); });
   if (!stock) return stock.status().with_context(tried);
   reservation_ = std::move(reservation);
+  memory_owner_ = std::move(memory.owner);
   memory_ = std::move(stock->memory);
   pool_ = std::move(stock->pool);
   stocked_.store(pool_.get(), std::memory_order_release);  // (2) release: pairs with acquire (1)

@@ -96,8 +96,8 @@ void Stream::note(const ibv_wc& wc) {
 Node::Node(Options options) {
   DispatcherConfig config;
   config.drive = options.drive;
-  config.pollers.count = options.pollers;
-  config.pollers.wait = options.wait;
+  config.pollers[0].count = options.pollers;
+  config.pollers[0].wait = options.wait;
   config.pools.front().workers = options.workers;
   config.connections_max = options.connections_max;
   config.last_wqe_grace = options.last_wqe_grace;

@@ -115,7 +115,7 @@ TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
   const Order order = GetParam().order;
   const Drive drive = GetParam().drive;
   DispatcherConfig config = small_config(2, WaitMode::event, drive);
-  config.pollers.hot_rounds = 2;
+  config.pollers[0].hot_rounds = 2;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>(256);
   std::atomic<std::uint64_t> handled{0};

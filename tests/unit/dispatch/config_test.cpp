@@ -34,20 +34,20 @@ TEST(DispatcherConfig, DefaultsAreValid) {
 TEST(DispatcherConfig, EachBadValueIsRefusedByFieldValueAndRange) {
   using C = DispatcherConfig;
   const BadValue bad_values[] = {
-      {"no poller", [](C& c) { c.pollers.count = 0; }, {"pollers.count", " 0", "1", "64"}},
-      {"pollers", [](C& c) { c.pollers.count = 65; }, {"pollers.count", "65", "1", "64"}},
+      {"no poller", [](C& c) { c.pollers[0].count = 0; }, {"pollers.count", " 0", "1", "64"}},
+      {"pollers", [](C& c) { c.pollers[0].count = 65; }, {"pollers.count", "65", "1", "64"}},
       {"batches low",
-       [](C& c) { c.pollers.batch_count = 1; },
+       [](C& c) { c.pollers[0].batch_count = 1; },
        {"pollers.batch_count", " 1;", "2", "65536"}},
       {"batches high",
-       [](C& c) { c.pollers.batch_count = 65537; },
+       [](C& c) { c.pollers[0].batch_count = 65537; },
        {"pollers.batch_count", "65537", "65536"}},
       {"hot rounds",
-       [](C& c) { c.pollers.hot_rounds = (1U << 20) + 1; },
+       [](C& c) { c.pollers[0].hot_rounds = (1U << 20) + 1; },
        {"pollers.hot_rounds", "1048577", "1048576"}},
-      {"no sources", [](C& c) { c.pollers.sources_max = 0; }, {"pollers.sources_max", " 0;", "1"}},
+      {"no sources", [](C& c) { c.pollers[0].sources_max = 0; }, {"pollers.sources_max", " 0;", "1"}},
       {"sources",
-       [](C& c) { c.pollers.sources_max = (1U << 20) + 1; },
+       [](C& c) { c.pollers[0].sources_max = (1U << 20) + 1; },
        {"pollers.sources_max", "1048577"}},
       {"connections",
        [](C& c) { c.connections_max = (1U << 20) + 1; },
@@ -93,10 +93,10 @@ TEST(DispatcherConfig, EachBadValueIsRefusedByFieldValueAndRange) {
 
 TEST(DispatcherConfig, ExtremesOfTheRangesAreTaken) {
   DispatcherConfig config;
-  config.pollers.count = 64;
-  config.pollers.batch_count = 2;
-  config.pollers.hot_rounds = 0;
-  config.pollers.sources_max = 1;
+  config.pollers[0].count = 64;
+  config.pollers[0].batch_count = 2;
+  config.pollers[0].hot_rounds = 0;
+  config.pollers[0].sources_max = 1;
   config.pools[0].workers = 58;
   config.pools[0].spin_rounds = 0;
   config.stall_threshold = std::chrono::milliseconds(0);
@@ -108,7 +108,7 @@ TEST(DispatcherStart, CpuOutsideTheAllowedSetIsRefusedByName) {
   ASSERT_TRUE(allowed.ok());
   const unsigned outside = allowed->back() + 1;
   DispatcherConfig config = small_config(1);
-  config.pollers.cpus = {allowed->front(), outside};
+  config.pollers[0].cpus = {allowed->front(), outside};
   auto started = Dispatcher::start(config);
   ASSERT_FALSE(started.ok());
   EXPECT_EQ(started.status().code(), StatusCode::invalid_argument);
@@ -126,7 +126,7 @@ TEST(DispatcherStart, PinsPollersAndWorkersWhereTheConfigSays) {
   auto allowed = topology::allowed_cpus();
   ASSERT_TRUE(allowed.ok());
   DispatcherConfig config = small_config(1);
-  config.pollers.cpus = {allowed->back()};
+  config.pollers[0].cpus = {allowed->back()};
   config.pools[0].cpus = {allowed->front()};
   auto dispatcher = start(config);
   ASSERT_NE(dispatcher, nullptr);
@@ -229,7 +229,7 @@ TEST(DispatcherAttach, WithoutSourceOrHandlerOrPollerIsRefused) {
 
 TEST(DispatcherAttach, BeyondSourcesMaxAndConnectionsMaxIsRefused) {
   DispatcherConfig config = small_config(1, WaitMode::event, Drive::host);
-  config.pollers.sources_max = 4;
+  config.pollers[0].sources_max = 4;
   config.connections_max = 2;
   auto dispatcher = start(config);
   const auto ignore = [](auto, const auto&) noexcept {};

@@ -251,7 +251,7 @@ TEST(DetachReceiveSource, AfterAnAbandonedConnectionKnowsThatItsHandlerStillRuns
 TEST(DetachReceiveSource, AbandonedConnectionsCountUntilTheDispatcherGoes) {
   DispatcherConfig config = small_config(1);
   config.connections_max = 4;
-  config.pollers.sources_max = 4;
+  config.pollers[0].sources_max = 4;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>();
   Gate gate;

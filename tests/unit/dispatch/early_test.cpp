@@ -21,7 +21,7 @@ class EarlyCompletions : public ::testing::Test {
       for (const ibv_wc& wc : batch) orphans_.push_back(wc.wr_id);
     };
     DispatcherConfig config = small_config(1, WaitMode::event, Drive::host);
-    config.pollers.hot_rounds = 1;
+    config.pollers[0].hot_rounds = 1;
     dispatcher_ = start(config, callbacks);
     source_ = std::make_shared<SyntheticSource>(kCapacity);
     auto receive = dispatcher_->attach(
@@ -222,7 +222,7 @@ class SilentSource final : public CompletionSource {
 // A host that attaches and never runs its poller.
 TEST(Mailbox, AnAttachThatFindsItFullSaysSoAndLeavesNothingBehind) {
   DispatcherConfig config = small_config(1, WaitMode::event, Drive::host);
-  config.pollers.sources_max = 20'000;
+  config.pollers[0].sources_max = 20'000;
   auto dispatcher = start(config);
   const auto ignore = [](auto, const auto&) noexcept {};
   auto source = std::make_shared<SyntheticSource>();

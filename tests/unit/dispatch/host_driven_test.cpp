@@ -153,7 +153,7 @@ TEST(HostDriven, TheControlsDescriptorWakesAtADeadline) {
 TEST(HostDriven, NoWakeIsLostWithRealDescriptors) {
   for (const Order order : {Order::none, Order::per_connection, Order::inlined}) {
     DispatcherConfig config = small_config(2, WaitMode::event, Drive::host);
-    config.pollers.hot_rounds = 1;
+    config.pollers[0].hot_rounds = 1;
     auto dispatcher = start(config);
     auto source = std::make_shared<SyntheticSource>();
     std::atomic<std::uint64_t> handled{0};

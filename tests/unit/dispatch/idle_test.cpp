@@ -23,8 +23,8 @@ std::chrono::microseconds cpu_time() {
 // S1: an idle service burns whole cores.
 TEST(Idle, AThousandSourcesOnThreePollersUseUnderOnePercentOfACore) {
   DispatcherConfig config = small_config(4);
-  config.pollers.count = 3;
-  config.pollers.sources_max = 400;
+  config.pollers[0].count = 3;
+  config.pollers[0].sources_max = 400;
   auto dispatcher = start(config);
   std::vector<std::shared_ptr<SyntheticSource>> sources;
   std::atomic<std::uint64_t> handled{0};

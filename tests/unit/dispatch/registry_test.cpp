@@ -16,15 +16,15 @@ namespace {
 
 // R1: connections made in parallel all land on one poller (281/40/39/39).
 TEST(Registry, ConnectionsMadeInParallelAreSpreadWithinOneOfEven) {
-  constexpr unsigned kThreads = 8, kEach = 50, kPollers = 3;
-  Registry registry(kPollers, kThreads * kEach, 2 * kThreads * kEach);
+  constexpr unsigned kThreads = 8, kEach = 50;  // two sources each on any of three pollers
+  Registry registry(kThreads * kEach, {800, 800, 800});
   std::barrier together(kThreads);
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       together.arrive_and_wait();
       for (unsigned i = 0; i < kEach; ++i)
-        ASSERT_TRUE(registry.choose_poller(kAnyPoller, true, 2).has_value());
+        ASSERT_TRUE(registry.choose_poller({0, 1, 2}, true, 2).has_value());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -34,25 +34,25 @@ TEST(Registry, ConnectionsMadeInParallelAreSpreadWithinOneOfEven) {
 }
 
 TEST(Registry, SpreadAgainAfterConnectionsLeave) {
-  Registry registry(2, 100, 100);
-  for (int i = 0; i < 10; ++i) static_cast<void>(registry.choose_poller(0, true, 1));
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(registry.choose_poller(kAnyPoller, true, 1), 1u);
+  Registry registry(100, {100, 100});
+  for (int i = 0; i < 10; ++i) static_cast<void>(registry.choose_poller({0}, true, 1));
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(registry.choose_poller({0, 1}, true, 1), 1u);
   for (int i = 0; i < 6; ++i) registry.leave_poller(0, true, 1);
-  for (int i = 0; i < 6; ++i) EXPECT_EQ(registry.choose_poller(kAnyPoller, true, 1), 0u);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(registry.choose_poller({0, 1}, true, 1), 0u);
 }
 
 TEST(Registry, AFullPollerIsNotChosen) {
-  Registry registry(2, 100, 3);
-  EXPECT_EQ(registry.choose_poller(0, true, 2), 0u);
-  EXPECT_EQ(registry.choose_poller(0, true, 2), std::nullopt);
-  EXPECT_EQ(registry.choose_poller(kAnyPoller, true, 2), 1u);
-  EXPECT_EQ(registry.choose_poller(kAnyPoller, true, 2), std::nullopt);
-  EXPECT_EQ(registry.choose_poller(7, true, 0), std::nullopt);
+  Registry registry(100, {3, 3});
+  EXPECT_EQ(registry.choose_poller({0}, true, 2), 0u);
+  EXPECT_EQ(registry.choose_poller({0}, true, 2), std::nullopt);
+  EXPECT_EQ(registry.choose_poller({0, 1}, true, 2), 1u);
+  EXPECT_EQ(registry.choose_poller({0, 1}, true, 2), std::nullopt);
+  EXPECT_EQ(registry.choose_poller({}, true, 0), std::nullopt);
 }
 
 // QP numbers are reused, and so are the places of connections: an id never is.
 TEST(Registry, IdsCarryGenerations) {
-  Registry registry(1, 1, 1);
+  Registry registry(1, {1});
   std::set<ConnectionId> ids;
   ConnectionId last = ConnectionId::none;
   for (int i = 0; i < 100; ++i) {
@@ -77,7 +77,7 @@ TEST(Registry, IdsCarryGenerations) {
 }
 
 TEST(Registry, DetachBeginsOnce) {
-  Registry registry(1, 1, 1);
+  Registry registry(1, {1});
   ConnectionState connection;
   int called = 0;
   DetachCallback first,
@@ -103,7 +103,7 @@ namespace {
 TEST(Spreading, QueuePairsAttachedFromEightThreadsAreSpreadWithinOneOfEven) {
   constexpr unsigned kThreads = 8, kEach = 12, kPollers = 3;
   DispatcherConfig config = small_config(1);
-  config.pollers.count = kPollers;
+  config.pollers[0].count = kPollers;
   auto dispatcher = start(config);
   auto receive = dispatcher->attach(std::make_shared<SyntheticSource>(), {},
                                     [](auto, const auto&) noexcept {});

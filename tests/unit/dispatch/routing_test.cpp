@@ -203,7 +203,7 @@ TEST(Routing, AFailedCompletionBringsTheConnectionDownAndIsToldOnce) {
 // each lane must keep its order.
 TEST(Routing, OneQueuePairOnTwoPollersKeepsTheOrderOfEach) {
   DispatcherConfig config = small_config(3);
-  config.pollers.count = 2;
+  config.pollers[0].count = 2;
   auto dispatcher = start(config);
   std::array<std::shared_ptr<SyntheticSource>, 2> sources;
   std::array<ConnectionLog, 2> logs;

@@ -22,7 +22,7 @@ class Waiting : public ::testing::Test {
  protected:
   explicit Waiting(std::uint32_t hot_rounds = 4) {
     config_ = small_config(1, WaitMode::event, Drive::host);
-    config_.pollers.hot_rounds = hot_rounds;
+    config_.pollers[0].hot_rounds = hot_rounds;
   }
   void SetUp() override { begin(); }
   void begin(DispatcherCallbacks callbacks = {}) {
@@ -137,7 +137,7 @@ TEST_F(Waiting, ABurstBeyondTheBatchIsDeliveredWithoutASleepInBetween) {
 }
 
 TEST_F(Waiting, ABurstBeyondTheBatchWithNoHotRoundsIsDeliveredToo) {
-  config_.pollers.hot_rounds = 0;
+  config_.pollers[0].hot_rounds = 0;
   begin();
   auto source = std::make_shared<SyntheticSource>();
   attach(source);
@@ -155,7 +155,7 @@ TEST_F(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
     bool reached = true;
     for (int window = 0; reached && window < 200; ++window) {
       SCOPED_TRACE(std::string(to_string(order)) + ", window " + std::to_string(window));
-      config_.pollers.hot_rounds = 2;
+      config_.pollers[0].hot_rounds = 2;
       begin();
       auto source = std::make_shared<SyntheticSource>();
       int passed = 0;
@@ -188,7 +188,7 @@ TEST_F(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
 TEST(WaitingThreads, CompletionsInAnyWindowAreDeliveredUnderHammering) {
   for (const std::uint32_t hot_rounds : {0U, 1U, 64U}) {
     DispatcherConfig config = small_config(1);
-    config.pollers.hot_rounds = hot_rounds;
+    config.pollers[0].hot_rounds = hot_rounds;
     config.pools[0].spin_rounds = hot_rounds;
     auto dispatcher = start(config);
     auto source = std::make_shared<SyntheticSource>();
@@ -214,7 +214,7 @@ TEST(WaitingThreads, SignalsInterruptEveryWaitAndNothingIsLost) {
   struct sigaction before {};
   ASSERT_EQ(::sigaction(SIGUSR1, &quiet, &before), 0);
   DispatcherConfig config = small_config(2);
-  config.pollers.hot_rounds = 1;
+  config.pollers[0].hot_rounds = 1;
   config.pools[0].spin_rounds = 1;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>();
@@ -261,7 +261,7 @@ TEST(WaitingFaults, AFailedRearmIsReportedAndTheSourcePolledForGood) {
     ++reports;
   };
   DispatcherConfig config = small_config(1);
-  config.pollers.hot_rounds = 2;
+  config.pollers[0].hot_rounds = 2;
   auto dispatcher = start(config, callbacks);
   auto source = std::make_shared<SyntheticSource>(64, "lame");
   std::atomic<std::uint64_t> handled{0};
@@ -337,8 +337,8 @@ TEST(WaitingOwner, ASecondAttachOfOneSourceIsRefused) {
 TEST(WaitingThreads, StopReturnsAtOnceWhileEverythingSleeps) {
   for (int i = 0; i < 50; ++i) {
     DispatcherConfig config = small_config(4);
-    config.pollers.count = 3;
-    config.pollers.hot_rounds = 1;
+    config.pollers[0].count = 3;
+    config.pollers[0].hot_rounds = 1;
     config.pools[0].spin_rounds = 1;
     config.stall_threshold = std::chrono::milliseconds(0);  // nothing wakes the control by itself
     auto dispatcher = start(config);
@@ -360,7 +360,7 @@ TEST(WaitingThreads, StopReturnsAtOnceWhileEverythingSleeps) {
 TEST(WaitingThreads, TwoHundredStartsAndStopsEndAtOnce) {
   for (int i = 0; i < 200; ++i) {
     DispatcherConfig config = small_config(2);
-    config.pollers.hot_rounds = 1;
+    config.pollers[0].hot_rounds = 1;
     config.pools[0].spin_rounds = static_cast<std::uint32_t>(i % 3);
     config.stall_threshold = std::chrono::milliseconds(0);
     auto dispatcher = start(config);
@@ -536,8 +536,8 @@ INSTANTIATE_TEST_SUITE_P(Orders, Backpressure,
 
 TEST_P(Backpressure, WithoutBuffersThePollerSleepsAndResumesWithNothingLost) {
   DispatcherConfig config = small_config(2);
-  config.pollers.batch_count = 4;
-  config.pollers.hot_rounds = 2;
+  config.pollers[0].batch_count = 4;
+  config.pollers[0].hot_rounds = 2;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>(512);
   for (int round = 0; round < 20; ++round) {
@@ -585,8 +585,8 @@ TEST_P(Backpressure, WithoutBuffersThePollerSleepsAndResumesWithNothingLost) {
 // The same under fire: buffers go and come at every moment of the way to sleep.
 TEST_P(Backpressure, BuffersComingBackAtAnyMomentWakeAStarvedPoller) {
   DispatcherConfig config = small_config(2);
-  config.pollers.batch_count = 2;
-  config.pollers.hot_rounds = 0;
+  config.pollers[0].batch_count = 2;
+  config.pollers[0].hot_rounds = 0;
   config.pools[0].spin_rounds = 0;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>(4);  // four segments
@@ -606,8 +606,8 @@ TEST_P(Backpressure, BuffersComingBackAtAnyMomentWakeAStarvedPoller) {
 // whose buffers are all out must not be forgotten, nor spun for.
 TEST_P(Backpressure, ADetachThatWaitsForBuffersNeitherSpinsNorHangs) {
   DispatcherConfig config = small_config(2);
-  config.pollers.batch_count = 2;
-  config.pollers.hot_rounds = 0;
+  config.pollers[0].batch_count = 2;
+  config.pollers[0].hot_rounds = 0;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>(2);
   Gate gate;

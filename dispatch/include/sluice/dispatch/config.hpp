@@ -6,15 +6,21 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sluice/core/status.hpp"
 #include "sluice/dispatch/handler.hpp"
+#include "sluice/topology/config.hpp"
 #include "sluice/topology/modes.hpp"
 
 namespace sluice {
+
+namespace topology {
+struct Plan;
+}
 
 /// Who runs the pollers, workers and the control (C8).
 enum class Drive : std::uint8_t {
@@ -22,9 +28,15 @@ enum class Drive : std::uint8_t {
   host,         ///< the host calls run_once() from its threads; no thread is created
 };
 
+/// A group of pollers that are alike.
 struct PollerConfig {
-  std::uint32_t count = 1;     ///< 1..64
+  std::string name = "default";
+  std::uint32_t count = 1;     ///< 1..64 in all groups together
   std::vector<unsigned> cpus;  ///< OS CPU index of each poller, round-robin; empty: not pinned
+  /// OS index of the NUMA node of each poller, round-robin: its batch buffers lie there, and the
+  /// workers of a pool that is split by node serve it from there. Empty: not known.
+  std::vector<unsigned> nodes;
+  std::vector<std::string> thread_names;  ///< of each; empty: "sluice-poll-0", ...
   WaitMode wait = WaitMode::event;
   std::uint32_t batch_count =
       512;  ///< batch buffers of each poller (32 completions each); 2..65536
@@ -34,17 +46,36 @@ struct PollerConfig {
 };
 
 struct PoolConfig {
+  /// Several may have one name: the instances of one pool, each on a node of its own.
   std::string name = "default";
+  std::optional<unsigned> node;    ///< OS index of the node whose pollers feed it; unset: all
   std::uint32_t workers = 1;       ///< 1..58 (ParkingLot::kMaxWorkers)
   std::vector<unsigned> cpus;      ///< OS CPU index of each worker, round-robin; empty: not pinned
   std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
+  std::uint32_t lanes = 0;         ///< connections at once; 0: as many as connections_max. 0..2^20
+  std::vector<std::string> thread_names;  ///< of each; empty: "<name>-0", ...
+};
+
+/// A name for where completions go and in which order: AttachOptions::route.
+struct RouteConfig {
+  std::string name;
+  std::string pool;     ///< empty: the first one
+  std::string pollers;  ///< the group; empty: any
+  Order order = Order::per_connection;
 };
 
 /// A plain description of the threads; every value has a default that works.
 struct DispatcherConfig {
   Drive drive = Drive::own_threads;
-  PollerConfig pollers;
+  std::vector<PollerConfig> pollers = {PollerConfig{}};
   std::vector<PoolConfig> pools = {PoolConfig{}};
+  std::vector<RouteConfig> routes;
+  /// Shared receive queues that Dispatcher::attach_receive_queues() makes.
+  std::vector<topology::SrqSettings> receive_queues;
+  /// Of batch buffers and of the receive buffers of `receive_queues`.
+  topology::HugePages huge_pages = topology::HugePages::none;
+  std::optional<unsigned> memory_node;   ///< OS index; unset: each poller's own node
+  std::optional<unsigned> control_cpu;   ///< of the control thread; unset: not pinned
   /// Lanes; each attached connection takes one. 0: as many as the descriptor limit allows, at most
   /// 4096. A number that the limit (ulimit -n) cannot carry is refused at start. 0..2^20
   std::uint32_t connections_max = 0;
@@ -56,8 +87,11 @@ struct DispatcherConfig {
   /// puts a clock of its own here.
   std::function<std::chrono::steady_clock::time_point()> clock;
 
+  /// What a plan comes to: threads pinned where it says, memory on their nodes.
+  [[nodiscard]] static DispatcherConfig from_plan(const topology::Plan& plan);
   /// Checks every value; the message names the field, its value and the range.
   [[nodiscard]] Status validate() const;
+  [[nodiscard]] std::uint32_t poller_count() const noexcept;  ///< in all groups together
 };
 
 /// Something the control has to tell. Called on the control thread (or in run_control_once()), one

@@ -22,6 +22,10 @@
 
 namespace sluice {
 
+namespace topology {
+class BoundArena;
+}
+
 namespace detail {
 class DispatcherImpl;
 struct SourceState;
@@ -45,9 +49,13 @@ struct DetachReport {
 using DetachCallback = std::function<void(const DetachReport&)>;
 
 struct AttachOptions {
+  /// A route of the configuration: it gives pool, pollers and order, which are then not looked at
+  /// here. Empty: none.
+  std::string route;
   std::string pool;  ///< empty: the first pool. Unused when inlined
   Order order = Order::per_connection;
-  std::uint32_t poller = kAnyPoller;
+  std::string pollers;                ///< the group to choose from; empty: all
+  std::uint32_t poller = kAnyPoller;  ///< or this one, of all groups in their order
   void* context = nullptr;  ///< comes back in BatchInfo::context
   /// The pool whose receives this source completes: its depth bounds the early completions, and its
   /// slots tell receives from sends. nullptr: none.
@@ -81,10 +89,13 @@ class SourceHandle {
 class ConnectionHandle;
 
 struct ConnectionOptions {
-  std::string pool;  ///< empty: the first pool
+  std::string route;  ///< as AttachOptions::route
+  std::string pool;   ///< empty: the first pool
   /// Of the connection's own CQs. per_connection shares one lane with `receive_source`, which must
   /// then be attached per_connection to the same pool.
   Order order = Order::per_connection;
+  std::string pollers;  ///< the group to choose from; empty: all
+  /// Or this one. With a receive_source in a pool that is split by node only pollers of its node do.
   std::uint32_t poller = kAnyPoller;
   void* context = nullptr;  ///< comes back in BatchInfo::context
   /// Where its receives complete when it uses an SRQ with its own receive CQ; their handler is that
@@ -186,6 +197,12 @@ class Dispatcher {
   /// connections_max.
   static Result<std::unique_ptr<Dispatcher>> start(DispatcherConfig config = {},
                                                    DispatcherCallbacks callbacks = {});
+  /// The same for a configuration file's content, placed on this machine; plan() tells where.
+  static Result<std::unique_ptr<Dispatcher>> start(const topology::Config& config,
+                                                   DispatcherCallbacks callbacks = {});
+  /// The same for a plan, made here or elsewhere. Fails when a thread cannot be where it says.
+  static Result<std::unique_ptr<Dispatcher>> start(const topology::Plan& plan,
+                                                   DispatcherCallbacks callbacks = {});
   /// stop() with a deadline of 5 s.
   ~Dispatcher();
 
@@ -228,6 +245,30 @@ class Dispatcher {
   [[nodiscard]] Status watch_device(ibv_context* context);
 
   [[nodiscard]] DispatcherCounters counters() const;
+
+  /// The plan that it was started with; nullptr without one.
+  [[nodiscard]] const topology::Plan* plan() const noexcept;
+  /// What differs from what was asked for, a sentence each: memory on another node, no huge pages.
+  [[nodiscard]] std::vector<std::string> notices() const;
+  /// An arena for parallel algorithms inside handlers of a pool: its threads stay on the CPUs of
+  /// the workers that serve `poller` (BatchInfo::poller). Made at the first call. Refused for a
+  /// pool whose workers are not pinned.
+  [[nodiscard]] Result<topology::BoundArena*> arena(const std::string& pool,
+                                                    std::uint32_t poller = 0);
+
+  /// A shared receive queue of the configuration, made and attached.
+  struct ReceiveQueue {
+    std::shared_ptr<rpma::SharedReceiveQueue> queue;  ///< for ConnectionConfig::srq
+    ReceivePool* buffers = nullptr;                   ///< on the node of its poller
+    std::shared_ptr<SourceHandle> source;             ///< for ConnectionOptions::receive_source
+    std::uint32_t poller = 0;
+  };
+  /// Makes and attaches what [srq.NAME] says: one for each poller of its group, or a single one,
+  /// buffers posted. All share the handler; BatchInfo::receive_pool tells whose buffers. When one
+  /// fails, those made before it are detached again.
+  [[nodiscard]] Result<std::vector<ReceiveQueue>> attach_receive_queues(
+      const std::string& name, const std::shared_ptr<rpma::Peer>& peer, Handler handler,
+      void* context = nullptr);
 
   /// Detaches everything, ends the threads. Returns what could not be ended in time. Idempotent.
   /// From inside a handler it is refused.

@@ -15,6 +15,8 @@
 
 namespace sluice {
 
+class ReceivePool;
+
 /// Names an attached source for the dispatcher's life. 0 is nobody.
 enum class SourceId : std::uint32_t { none = 0 };
 
@@ -30,6 +32,8 @@ struct BatchInfo {
   void* context = nullptr;   ///< ConnectionOptions::context, else AttachOptions::context
   std::uint32_t poller = 0;  ///< index of the poller that took them
   std::uint32_t worker = 0;  ///< index of the worker within its pool; kOnPoller for inlined
+  /// AttachOptions::receive_pool, or the connection's own: where take() finds the buffers.
+  ReceivePool* receive_pool = nullptr;
   static constexpr std::uint32_t kOnPoller = ~std::uint32_t{0};
 };
 

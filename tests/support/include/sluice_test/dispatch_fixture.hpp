@@ -99,9 +99,9 @@ inline DispatcherConfig small_config(std::uint32_t workers = 2, WaitMode wait = 
                                      Drive drive = Drive::own_threads) {
   DispatcherConfig config;
   config.drive = drive;
-  config.pollers.wait = wait;
-  config.pollers.batch_count = 64;
-  config.pollers.sources_max = 256;
+  config.pollers[0].wait = wait;
+  config.pollers[0].batch_count = 64;
+  config.pollers[0].sources_max = 256;
   config.pools[0].workers = workers;
   config.connections_max = 256;
   return config;

@@ -16,6 +16,10 @@ namespace sluice::topology {
 /// affinity. Ascending. Looked up once per process.
 [[nodiscard]] Result<std::vector<unsigned>> allowed_cpus();
 
+/// The CPUs that this process can be given: online and allowed by its cgroup, whatever affinity it
+/// has inherited. Looked up once per process.
+[[nodiscard]] Result<CpuSet> cgroup_cpus();
+
 /// Binds the calling thread to one CPU and reads back what the kernel made of it.
 [[nodiscard]] Status bind_current_thread(unsigned cpu);
 

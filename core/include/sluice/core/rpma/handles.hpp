@@ -85,6 +85,12 @@ class MemoryRegion {
   rpma_mr_local* region_;
 };
 
+/// Memory that somebody else made, e.g. on a NUMA node; kept until nothing is registered over it.
+struct ProvidedMemory {
+  std::span<std::byte> bytes;  ///< empty: none is provided
+  std::shared_ptr<const void> owner;
+};
+
 struct SharedReceiveQueueConfig {
   std::uint32_t depth = 1024;  ///< receives it holds, 1..2^20; providers round up
   /// Entries of its own receive CQ. unset: as deep as the queue. 0: none, receives then complete on
@@ -110,9 +116,11 @@ class SharedReceiveQueue : public std::enable_shared_from_this<SharedReceiveQueu
   /// The ledger of the receive CQ; nullptr when there is none.
   [[nodiscard]] const std::shared_ptr<CqLedger>& receive_ledger() const noexcept { return ledger_; }
   /// Buffers for this queue, all posted. Reserves depth credits on the receive CQ. Refused when it
-  /// does not fit (C4) or when there is a pool already.
+  /// does not fit (C4) or when there is a pool already. `memory`: where the buffers lie, at least
+  /// depth * buffer_size bytes; without it they are allocated.
   [[nodiscard]] Result<ReceivePool*> stock(std::uint32_t depth, std::uint32_t buffer_size,
-                                           ReceivePoolConfig options = {});
+                                           ReceivePoolConfig options = {},
+                                           ProvidedMemory memory = {});
   /// nullptr before stock(). Any thread.
   [[nodiscard]] ReceivePool* receive_pool() const noexcept {
     return stocked_.load(std::memory_order_acquire);  // (1) acquire: pairs with (2) in stock()
@@ -127,6 +135,7 @@ class SharedReceiveQueue : public std::enable_shared_from_this<SharedReceiveQueu
   CqReservation reservation_;
   std::mutex mutex_;
   std::weak_ptr<CqSource> source_;  ///< the one source of the receive CQ, while somebody holds it
+  std::shared_ptr<const void> memory_owner_;
   std::shared_ptr<MemoryRegion> memory_;
   std::unique_ptr<ReceivePool> pool_;
   std::atomic<ReceivePool*> stocked_{nullptr};
