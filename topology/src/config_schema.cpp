@@ -153,8 +153,9 @@ void append_srqs(std::vector<KeySpec>& all) {
   all.push_back(key<S, &SrqSettings::per_poller>(
       {"share", Kind::choice, 0, 0, false, {"all", "per_poller"}},
       "per_poller: one queue for each poller of the group. all: a single one."));
-  all.push_back(key<S, &SrqSettings::pollers>({"pollers", Kind::group, 0, 0, false, {"pollers"}},
-                                              "The group of pollers that serves it."));
+  all.push_back(
+      key<S, &SrqSettings::pollers>({"pollers", Kind::group, 0, 0, false, {"pollers"}},
+                                    "The group of pollers that serves it. \"\": the first."));
   all.push_back(key<S, &SrqSettings::route>(
       {"route", Kind::group, 0, 0, false, {"routes"}},
       "Where its completions go. \"\": to the first pool, in order per connection."));
@@ -162,8 +163,9 @@ void append_srqs(std::vector<KeySpec>& all) {
 
 void append_routes(std::vector<KeySpec>& all) {
   constexpr auto S = Section::routes;
-  all.push_back(key<S, &RouteSettings::pool>({"pool", Kind::group, 0, 0, false, {"pools"}},
-                                             "The pool whose workers handle the completions."));
+  all.push_back(key<S, &RouteSettings::pool>(
+      {"pool", Kind::group, 0, 0, false, {"pools"}},
+      "The pool whose workers handle the completions. \"\": the first; inline has none."));
   all.push_back(
       key<S, &RouteSettings::pollers>({"pollers", Kind::group, 0, 0, false, {"pollers"}},
                                       "The pollers that may own its sources. \"\": any."));
@@ -186,7 +188,7 @@ void append_general(std::vector<KeySpec>& all) {
       "Connections at once. auto: what `ulimit -n` carries."));
   all.push_back(key<D, &GeneralSettings::stall_threshold>(
       {"stall_threshold", Kind::duration, 0, kHour},
-      "How long a handler or poller may take before it is reported. \"0\": never reported."));
+      "How long a handler may run before it is reported as stalled. \"0\": never."));
   all.push_back(key<D, &GeneralSettings::last_wqe_grace>(
       {"last_wqe_grace", Kind::duration, 0, kHour},
       "How long a drain waits for the event that a queue pair on a shared receive queue took its "
@@ -337,7 +339,7 @@ std::string expectation(const KeySpec& key) {
       return "CPUs such as \"0-3,8\", places such as \"numa:1\" or \"l3:0.core:0-3\"" + or_auto;
     case Kind::device: return "the name of an RDMA device such as \"mlx5_0\"" + or_auto;
     case Kind::group:
-      return "the name of a group of [" + std::string(key.choices.front()) + "]; \"\": the default";
+      return "the name of a group of [" + std::string(key.choices.front()) + "], or \"\"";
     case Kind::vectors:
       return "different whole numbers" + range_of(key) + " in a list such as [0, 1]" + or_auto;
     case Kind::node: return "\"poller\", or the number of a NUMA node" + range_of(key);

@@ -465,6 +465,23 @@ TEST(ConfigHostile, DeepNestingIsAnErrorAndNoOverflow) {
     EXPECT_FALSE(read(text).ok());
 }
 
+// toml++ 3.3 runs into undefined behaviour when it asks whether such a character is a blank.
+TEST(ConfigHostile, CharactersBeyondAsciiOutsideOfStringsAreRefused) {
+  EXPECT_EQ(only_error(read("# \u00e9\n[pools.a]\nw\u00e9 = 1\n")),
+            "sluice.toml:3:2: error: this is not TOML: characters beyond ASCII belong in strings "
+            "and comments");
+  for (const char* text :
+       {"[pools.\u00e9]", "[pools.a]\nworkers = \u00a06", "\"\u00e9\"\u00e9 = 1", "x = 'it'\u00e9",
+        "x = \"\"\u00e9", "x = '''a''''\u00e9", "x = \"a\\\"\"\u00e9"})
+    EXPECT_THAT(only_error(read(text)), HasSubstr("beyond ASCII belong in strings")) << text;
+  EXPECT_THAT(only_error(read("x = \"\"\"a\\\n  \u00e9\"\"\"")), HasSubstr("\"\"\" may have no"));
+  // A byte order mark, comments and strings may be there.
+  (void)taken(read("\uFEFF[pools.a] # \u00e9\nworkers = 1\n"));
+  for (const char* text : {"\"\u00e9\"", "'\u00e9'", "'''\n\u00e9'''"})
+    EXPECT_THAT(only_error(read("[pools.a]\nnodes = " + std::string(text))),
+                HasSubstr("\"\u00e9\" is not possible"));
+}
+
 TEST(ConfigHostile, DotsInStringsAndCommentsAreNoKeys) {
   const std::string dots(300, '.');
   (void)taken(read("# " + dots + "\n[pools.a] # " + dots + "\nworkers = 1\n"));
