@@ -21,7 +21,7 @@ namespace topology {
 enum class OriginKind : std::uint8_t { defaults, file, environment, flag };
 struct Origin {
   OriginKind kind = OriginKind::defaults;
-  std::string file;   ///< of kind file; or the variable's / flag's name
+  std::string file;   ///< of kind file; or the variable's name; or the flag with its path
   unsigned line = 0;  ///< 1-based, 0 where there is none
   unsigned column = 0;
   /// "default", "sluice.toml:3:9", "SLUICE_POOLS__APPLY__WORKERS", "--set pools.apply.workers".
@@ -108,9 +108,11 @@ enum class Severity : std::uint8_t { warning, error };
 struct Diagnostic {
   Severity severity = Severity::error;
   Origin origin;
-  std::string path;     ///< "pools.apply.workers"; empty: of the whole
-  std::string message;  ///< what is wrong and what to do, with the nearest valid name
-  /// "sluice.toml:3:9: error: pools.apply.wrokers: there is no such key; did you mean 'workers'?"
+  std::string path;  ///< "pools.apply.workers"; empty: of the whole
+  /// What is wrong and what to do, with the nearest valid name. Stands for itself: it names the
+  /// key. Safe for a terminal, whatever was read.
+  std::string message;
+  /// "sluice.toml:3:1: error: there is no key 'wrokers' in [pools.apply]; did you mean 'workers'?"
   [[nodiscard]] std::string to_string() const;
 };
 
