@@ -613,6 +613,8 @@ TEST(ConfigEnvironment, BadValueNamesTheVariable) {
     EXPECT_THAT(only_error(read("", {{"SLUICE_POOLS__APPLY__WORKERS", bad}})),
                 HasSubstr("SLUICE_POOLS__APPLY__WORKERS: error: pools.apply.workers: "))
         << bad;
+  EXPECT_THAT(only_error(read("", {{"SLUICE_POLLERS__P__COMPLETION_VECTORS", "[0,\n1]"}})),
+              HasSubstr("\"[0,\\x0a1]\" has control characters"));
   EXPECT_FALSE(read("", {{"SLUICE_POOLS__APPLY__CPUS", "\xff"}}).ok());
   EXPECT_FALSE(read("", {{"SLUICE_POOLS__APPLY__CPUS", std::string(5000, '1')}}).ok());
 }
