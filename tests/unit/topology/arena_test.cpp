@@ -194,7 +194,9 @@ TEST_F(Arena, LeavesNoBindingOnAWorkerWhenItIsDestroyed) {
       Seen unbound;
       ASSERT_TRUE(run_on_threads(free_arena, 2, unbound));
       ASSERT_EQ(unbound.threads, bound.threads) << "another worker came: this shows nothing";
-      for (const CpuSet& binding : unbound.bindings) ASSERT_EQ(binding, all_);
+      for (const CpuSet& binding : unbound.bindings) {
+        ASSERT_EQ(binding, all_) << binding.to_string();
+      }
     }
   });
 }
@@ -207,7 +209,7 @@ TEST_F(Arena, CountsTheThreadsThatCouldNotBeBound) {
     Seen seen;
     ASSERT_TRUE(run_on_threads(arena->arena(), 2, seen));
     EXPECT_GE(arena->bind_failures(), 2U);
-    for (const CpuSet& binding : seen.bindings) EXPECT_EQ(binding, all_);
+    for (const CpuSet& binding : seen.bindings) EXPECT_EQ(binding, all_) << binding.to_string();
     EXPECT_EQ(current_thread_binding(), all_);
   });
 }
