@@ -33,7 +33,8 @@ int main(int argc, char** argv) {
 
   // Pinned pollers and workers, idle and asleep, where the configuration wants them; without one
   // the machine decides.
-  const auto config = argc > 1 ? must(sluice::Config::load(argv[1])) : sluice::Config{};
+  sluice::Config config;
+  if (argc > 1) config = must(sluice::Config::load(argv[1]));
   auto dispatcher = must(sluice::Dispatcher::start(config));
   for (const auto& sentence : dispatcher->plan()->degraded) {
     std::printf("not ideal: %s\n", sentence.c_str());
