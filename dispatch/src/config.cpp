@@ -39,6 +39,7 @@ Status check_pollers(const std::vector<PollerConfig>& groups) {
     }
     const std::string of = groups.size() == 1 ? "pollers" : "pollers." + group.name;
     SLUICE_RETURN_IF_ERROR(check_range(of + ".count", group.count, 1, kPollersMax));
+    SLUICE_RETURN_IF_ERROR(check_range(of + ".batch_size", group.batch_size, 1, 32));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".batch_count", group.batch_count, 2, 65536));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".hot_rounds", group.hot_rounds, 0, kMillion));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".sources_max", group.sources_max, 1, kMillion));
@@ -75,16 +76,18 @@ Status check_name(const std::vector<Settings>& all, const std::string& name,
     if (one.name == name) return {};
     known += (known.empty() ? "" : ", ") + one.name;
   }
-  return {StatusCode::invalid_argument, what + " names '" + name + "', which there is not; there "
-                                               "are: " + (known.empty() ? "none" : known)};
+  return {StatusCode::invalid_argument, what + " names '" + name +
+                                            "', which there is not; there "
+                                            "are: " +
+                                            (known.empty() ? "none" : known)};
 }
 
 Status check_routes(const DispatcherConfig& config) {
   std::set<std::string> names;
   for (const RouteConfig& route : config.routes) {
     if (route.name.empty() || !names.insert(route.name).second) {
-      return {StatusCode::invalid_argument, "the route name '" + route.name +
-                                                "' is empty or used twice; each needs its own"};
+      return {StatusCode::invalid_argument,
+              "the route name '" + route.name + "' is empty or used twice; each needs its own"};
     }
     SLUICE_RETURN_IF_ERROR(
         check_name(config.pools, route.pool, "the pool of route '" + route.name + "'"));

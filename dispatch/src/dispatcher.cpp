@@ -240,6 +240,10 @@ std::span<const std::byte> Dispatcher::batch_memory(std::uint32_t poller) const 
   SLUICE_CHECK(poller < impl_->pollers().size(), "there is no such poller");
   return impl_->pollers()[poller]->batch_memory().bytes();
 }
+Result<std::vector<int>> Dispatcher::completion_vectors(std::uint32_t poller,
+                                                        int device_vectors) const {
+  return impl_->completion_vectors(poller, device_vectors);
+}
 Result<topology::BoundArena*> Dispatcher::arena(const std::string& pool, std::uint32_t poller) {
   return impl_->arena(pool, poller);
 }

@@ -98,8 +98,8 @@ Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
     if (!memory) {
       return memory.status().with_context("the batch buffers of poller " + std::to_string(i));
     }
-    pollers_.push_back(std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_,
-                                                callbacks_));
+    pollers_.push_back(
+        std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_, callbacks_));
   }
   return {};
 }
@@ -310,8 +310,8 @@ Status DispatcherImpl::follow_route(Options& options) const {
     }
     known += (known.empty() ? "" : ", ") + route.name;
   }
-  return {StatusCode::invalid_argument, "there is no route '" + options.route + "'; there are: " +
-                                            (known.empty() ? "none" : known)};
+  return {StatusCode::invalid_argument, "there is no route '" + options.route +
+                                            "'; there are: " + (known.empty() ? "none" : known)};
 }
 
 Result<std::vector<std::uint32_t>> DispatcherImpl::candidates(const std::string& group,
@@ -389,9 +389,9 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(
   if (auto known = find_pool(options.pool, among->front()); !known) return known.status();
   const auto poller = registry_.choose_poller(*among, false, 1);
   if (!poller) {
-    return Status(StatusCode::resource_exhausted,
-                  "no poller can take the source '" + std::string(source->name()) +
-                      "': each holds pollers.sources_max already");
+    return Status(StatusCode::resource_exhausted, "no poller can take the source '" +
+                                                      std::string(source->name()) +
+                                                      "': each holds pollers.sources_max already");
   }
   const auto pool = find_pool(options.pool, *poller);
   auto made =
@@ -580,11 +580,38 @@ SetupTicket DispatcherImpl::expect_connection(SourceHandle& receive_source) {
 // --- pools' arenas, receive queues
 // ---------------------------------------------------------------------------
 
+Result<std::vector<int>> DispatcherImpl::completion_vectors(std::uint32_t poller,
+                                                            int device_vectors) const {
+  if (poller >= places_.size() || device_vectors < 1) {
+    return Status(StatusCode::invalid_argument,
+                  "completion vectors of poller " + std::to_string(poller) + " (of " +
+                      std::to_string(places_.size()) + ") among " + std::to_string(device_vectors) +
+                      " of the device");
+  }
+  const PollerConfig& group = *places_[poller].group;
+  std::vector<int> vectors = group.completion_vectors;
+  for (int vector = 0; group.completion_vectors.empty() && vector < device_vectors; ++vector) {
+    vectors.push_back(vector);
+  }
+  for (const int vector : vectors) {
+    if (vector >= 0 && vector < device_vectors) continue;
+    return Status(StatusCode::invalid_argument,
+                  "pollers." + group.name + ".completion_vectors names " + std::to_string(vector) +
+                      "; the device has 0 to " + std::to_string(device_vectors - 1));
+  }
+  std::vector<int> mine;
+  for (std::size_t i = places_[poller].index; i < vectors.size(); i += group.count) {
+    mine.push_back(vectors[i]);
+  }
+  if (mine.empty()) mine.push_back(vectors[places_[poller].index % vectors.size()]);
+  return mine;
+}
+
 Result<topology::BoundArena*> DispatcherImpl::arena(const std::string& name, std::uint32_t poller) {
   if (poller >= places_.size()) {
-    return Status(StatusCode::invalid_argument,
-                  "there is no poller " + std::to_string(poller) + "; there are " +
-                      std::to_string(places_.size()));
+    return Status(StatusCode::invalid_argument, "there is no poller " + std::to_string(poller) +
+                                                    "; there are " +
+                                                    std::to_string(places_.size()));
   }
   const auto pool = find_pool(name, poller);
   if (!pool) return pool.status();
@@ -613,13 +640,12 @@ Result<std::vector<Dispatcher::ReceiveQueue>> DispatcherImpl::attach_receive_que
     known += (known.empty() ? "" : ", ") + one.name;
   }
   if (settings == nullptr) {
-    return Status(StatusCode::invalid_argument,
-                  "there is no receive queue '" + name +
-                      "'; there are: " + (known.empty() ? "none" : known));
+    return Status(
+        StatusCode::invalid_argument,
+        "there is no receive queue '" + name + "'; there are: " + (known.empty() ? "none" : known));
   }
   if (peer == nullptr || !handler) {
-    return Status(StatusCode::invalid_argument,
-                  "attach_receive_queues needs a peer and a handler");
+    return Status(StatusCode::invalid_argument, "attach_receive_queues needs a peer and a handler");
   }
   const std::string& group =
       settings->pollers.empty() ? config_.pollers.front().name : settings->pollers;

@@ -56,6 +56,8 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Result<DetachReport> detach(const std::shared_ptr<State>& state,
                                             std::chrono::nanoseconds deadline);
 
+  [[nodiscard]] Result<std::vector<int>> completion_vectors(std::uint32_t poller,
+                                                            int device_vectors) const;
   [[nodiscard]] Result<topology::BoundArena*> arena(const std::string& pool, std::uint32_t poller);
   [[nodiscard]] Result<std::vector<Dispatcher::ReceiveQueue>> attach_receive_queues(
       const std::string& name, const std::shared_ptr<rpma::Peer>& peer, Handler handler,

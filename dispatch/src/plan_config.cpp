@@ -16,6 +16,11 @@ PollerConfig poller_group(const topology::Plan& plan, const topology::PollerGrou
   PollerConfig config;
   config.name = group.name;
   config.wait = group.wait;
+  config.batch_size = group.batch_size;
+  if (group.completion_vectors) {
+    config.completion_vectors.assign(group.completion_vectors->begin(),
+                                     group.completion_vectors->end());
+  }
   config.batch_count = group.batch_count;
   config.hot_rounds = group.hot_rounds;
   config.sources_max = group.sources_max;
@@ -67,8 +72,7 @@ DispatcherConfig DispatcherConfig::from_plan(const topology::Plan& plan) {
   config.receive_queues = plan.config.srqs;
   const auto& general = plan.config.general;
   config.connections_max = general.connections_max;
-  config.stall_threshold =
-      std::chrono::ceil<std::chrono::milliseconds>(general.stall_threshold);
+  config.stall_threshold = std::chrono::ceil<std::chrono::milliseconds>(general.stall_threshold);
   config.last_wqe_grace = std::chrono::ceil<std::chrono::milliseconds>(general.last_wqe_grace);
   config.huge_pages = plan.config.memory.huge_pages;
   for (const PlannedThread& thread : plan.threads) {

@@ -30,11 +30,11 @@ std::uint64_t mark_of(const SourceState& source) noexcept {
 }  // namespace
 
 Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
-               std::vector<Pool*> pools, ControlPort& control,
-               const DispatcherCallbacks& callbacks)
+               std::vector<Pool*> pools, ControlPort& control, const DispatcherCallbacks& callbacks)
     : index_(index),
       wait_(config.wait),
       hot_rounds_(config.hot_rounds),
+      batch_size_(config.batch_size),
       pools_(std::move(pools)),
       touched_pools_(pools_.size(), false),
       control_(control),
@@ -340,7 +340,7 @@ Poller::Polled Poller::poll_into_batch(SourceState* source) {
     count_.backpressure.add();
     return Polled::no_buffer;
   }
-  const std::uint32_t count = poll_and_check(source, batch->completions);
+  const std::uint32_t count = poll_and_check(source, {batch->completions, batch_size_});
   if (count == 0) {
     batch->next = std::exchange(free_batches_, batch);
     return source->heat == Heat::failed ? Polled::failed : Polled::empty;
@@ -359,7 +359,7 @@ Poller::Polled Poller::poll_into_batch(SourceState* source) {
 }
 
 Poller::Polled Poller::poll_into_lanes(SourceState* source) {
-  const std::uint32_t room = std::min(kBatchSize, free_segments(source));
+  const std::uint32_t room = std::min(batch_size_, free_segments(source));
   if (room == 0) {
     count_.backpressure.add();
     return Polled::no_buffer;
@@ -371,7 +371,7 @@ Poller::Polled Poller::poll_into_lanes(SourceState* source) {
 }
 
 Poller::Polled Poller::poll_inline(SourceState* source) {
-  const std::uint32_t count = poll_and_check(source, scratch_);
+  const std::uint32_t count = poll_and_check(source, {scratch_.data(), batch_size_});
   if (count == 0) return source->heat == Heat::failed ? Polled::failed : Polled::empty;
   const std::uint32_t left = inspect(source, {scratch_.data(), count});
   if (left > 0) run_inline(source, {scratch_.data(), left});

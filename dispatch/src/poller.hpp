@@ -144,6 +144,7 @@ class Poller final : public Runnable {
   const std::uint32_t index_;
   const WaitMode wait_;
   const std::uint32_t hot_rounds_;
+  const std::uint32_t batch_size_;  ///< 1..kBatchSize
   std::vector<Pool*> pools_;
   std::vector<bool> touched_pools_;
   ControlPort& control_;

@@ -112,6 +112,9 @@ void append_pollers(std::vector<KeySpec>& all) {
   all.push_back(
       key<S, &PollerGroup::hot_rounds>({"wait.hot_rounds", Kind::count, 0, kMillion},
                                        "Empty rounds before a source turns cold; of mode event."));
+  all.push_back(key<S, &PollerGroup::batch_size>(
+      {"batch_size", Kind::count, 1, 32},
+      "Completions that are taken from a CQ at once. Fewer: sooner on their way; more: cheaper."));
   all.push_back(key<S, &PollerGroup::batch_count>({"batch_count", Kind::count, 2, 65536},
                                                   "Batch buffers of each poller."));
   all.push_back(key<S, &PollerGroup::sources_max>({"sources_max", Kind::count, 1, kMillion},

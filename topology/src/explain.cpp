@@ -198,12 +198,14 @@ class Explainer {
 
   /// R4: what can be said of completion vectors.
   void tell_vectors() {
-    for (const PollerGroup& group : plan_.config.pollers) {
-      if (!group.completion_vectors) continue;
-      plan_.notes.push_back("pollers." + group.name +
-                            ".completion_vectors: for CQs of raw verbs; librpma puts all of its on "
-                            "vector 0, so one CPU takes their interrupts");
-    }
+    const auto names_some = [](const PollerGroup& group) {
+      return group.completion_vectors.has_value();
+    };
+    const auto& groups = plan_.config.pollers;
+    if (plan_.poller_count() < 2 && std::none_of(groups.begin(), groups.end(), names_some)) return;
+    plan_.notes.push_back(
+        "completion vectors are dealt out over the pollers for CQs of raw verbs; librpma puts all "
+        "of its on vector 0, so one CPU takes their interrupts");
   }
 
   [[nodiscard]] CpuSet outside_affinity() const {

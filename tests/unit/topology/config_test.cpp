@@ -87,6 +87,7 @@ device = "mlx5_0"
 cpus = "numa:1"
 count = 2
 wait = { mode = "busy", hot_rounds = 7 }
+batch_size = 8
 batch_count = 16
 sources_max = 10
 completion_vectors = [3, 1]
@@ -124,6 +125,7 @@ housekeeping_cpus = "0"
   EXPECT_EQ(pollers.count, 2U);
   EXPECT_EQ(pollers.wait, WaitMode::busy);
   EXPECT_EQ(pollers.hot_rounds, 7U);
+  EXPECT_EQ(pollers.batch_size, 8U);
   EXPECT_EQ(pollers.batch_count, 16U);
   EXPECT_EQ(pollers.sources_max, 10U);
   EXPECT_EQ(pollers.completion_vectors, (std::vector<std::uint32_t>{3, 1}));
@@ -284,6 +286,7 @@ TEST(ConfigErrors, NumbersAreTakenWithinTheirRangeOnly) {
   constexpr std::uint64_t kMillion = 1 << 20;
   for (const Limits& limits : std::vector<Limits>{{"pollers.p", "count", 1, 64},
                                                   {"pollers.p", "wait.hot_rounds", 0, kMillion},
+                                                  {"pollers.p", "batch_size", 1, 32},
                                                   {"pollers.p", "batch_count", 2, 65536},
                                                   {"pollers.p", "sources_max", 1, kMillion},
                                                   {"pools.p", "workers", 1, 58},
@@ -779,6 +782,7 @@ void fill_groups(Config& config) {
     group.count = maybe(number(1, 16));
     group.wait = *rc::gen::element(WaitMode::busy, WaitMode::event);
     group.hot_rounds = *number(0, 1 << 20);
+    group.batch_size = *number(1, 32);
     group.batch_count = *number(2, 65536);
     group.sources_max = *number(1, 1 << 20);
     group.completion_vectors =

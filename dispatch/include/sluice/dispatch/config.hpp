@@ -38,8 +38,11 @@ struct PollerConfig {
   std::vector<unsigned> nodes;
   std::vector<std::string> thread_names;  ///< of each; empty: "sluice-poll-0", ...
   WaitMode wait = WaitMode::event;
-  std::uint32_t batch_count =
-      512;  ///< batch buffers of each poller (32 completions each); 2..65536
+  std::uint32_t batch_size = 32;    ///< completions taken from a CQ at once; 1..32
+  std::uint32_t batch_count = 512;  ///< batch buffers of each poller; 2..65536
+  /// For CQs of raw verbs: the vectors that are dealt out to the group's pollers (see
+  /// Dispatcher::completion_vectors). Empty: all that the device has.
+  std::vector<int> completion_vectors;
   /// Rounds a source may be empty before it turns cold, in `event` mode. 0..2^20
   std::uint32_t hot_rounds = 64;
   std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
@@ -74,8 +77,8 @@ struct DispatcherConfig {
   std::vector<topology::SrqSettings> receive_queues;
   /// Of batch buffers and of the receive buffers of `receive_queues`.
   topology::HugePages huge_pages = topology::HugePages::none;
-  std::optional<unsigned> memory_node;   ///< OS index; unset: each poller's own node
-  std::optional<unsigned> control_cpu;   ///< of the control thread; unset: not pinned
+  std::optional<unsigned> memory_node;  ///< OS index; unset: each poller's own node
+  std::optional<unsigned> control_cpu;  ///< of the control thread; unset: not pinned
   /// Lanes; each attached connection takes one. 0: as many as the descriptor limit allows, at most
   /// 4096. A number that the limit (ulimit -n) cannot carry is refused at start. 0..2^20
   std::uint32_t connections_max = 0;

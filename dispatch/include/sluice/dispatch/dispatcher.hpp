@@ -253,6 +253,13 @@ class Dispatcher {
   [[nodiscard]] std::vector<std::string> notices() const;
   /// Where a poller's batch buffers lie.
   [[nodiscard]] std::span<const std::byte> batch_memory(std::uint32_t poller) const;
+  /// Which of a device's completion vectors (ibv_context::num_comp_vectors of them) a poller's
+  /// raw-verbs CQs go on, for verbs::CqGroupConfig: dealt out in turn over the pollers of its
+  /// group, so that no CPU takes the interrupts of all (R4). With fewer vectors than pollers some
+  /// share one. librpma's CQs are all on vector 0. Fails when the configuration names one that the
+  /// device has not.
+  [[nodiscard]] Result<std::vector<int>> completion_vectors(std::uint32_t poller,
+                                                            int device_vectors) const;
   /// An arena for parallel algorithms inside handlers of a pool: its threads stay on the CPUs of
   /// the workers that serve `poller` (BatchInfo::poller). Made at the first call. Refused for a
   /// pool whose workers are not pinned.

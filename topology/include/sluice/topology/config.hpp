@@ -37,6 +37,7 @@ struct PollerGroup {
   std::optional<std::uint32_t> count;  ///< 1..64 in all groups together; unset: "auto"
   WaitMode wait = WaitMode::event;
   std::uint32_t hot_rounds = 64;     ///< empty rounds before a source turns cold (event); 0..2^20
+  std::uint32_t batch_size = 32;     ///< completions taken at once; 1..32
   std::uint32_t batch_count = 512;   ///< batch buffers of each poller; 2..65536
   std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
   /// Completion vectors that its raw-verbs CQs are spread over; unset: "auto", all of the device.

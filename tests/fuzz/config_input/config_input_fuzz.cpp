@@ -4,7 +4,8 @@
 //
 // The input: lines that begin with '%' are NAME=VALUE of a variable (SLUICE_ is put in front),
 // those with '@' are PATH=VALUE of a flag; all others are the file.
-// Run it with -dict=tests/fuzz/config/config.dict on a copy of tests/fuzz/config/seeds.
+// Run it with -dict=tests/fuzz/config_input/config.dict on a copy of
+// tests/fuzz/config_input/corpus.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
