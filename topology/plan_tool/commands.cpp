@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -41,18 +42,29 @@ Step<Config> load_config(const Options& options) {
   return accepted(read_config(options));
 }
 
-/// place() names the origin of each error, a line each: as they are, like diagnostics.
+/// What place() refuses, a line each that begins with its origin, looks like the reader's errors:
+/// "sluice.toml:3:6: error: ...".
+void say_refusal(const std::string& message, const Config& config) {
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) {
+    std::size_t after_origin = 0;
+    for (const auto& [path, origin] : config.origins) {
+      const std::string prefix = origin.to_string() + ": ";
+      if (line.starts_with(prefix)) after_origin = prefix.size();
+    }
+    say(line.insert(after_origin, "error: "));
+  }
+}
+
 Step<Plan> placed(const Options& options, const Config& config) {
   auto machine = read_machine(options);
-  if (!machine)
-    return {std::nullopt,
-            finish(machine.status(), options.topology.empty() && options.nics.empty() &&
-                                             machine.status().code() != StatusCode::invalid_argument
-                                         ? kExitFailed
-                                         : kExitUsage)};
+  if (!machine) {
+    const bool asked = machine.status().code() == StatusCode::invalid_argument;
+    return {std::nullopt, finish(machine.status(), asked ? kExitUsage : kExitFailed)};
+  }
   auto plan = topology::place(*machine, config);
   if (!plan) {
-    say(plan.status().message());
+    say_refusal(plan.status().message(), config);
     return {std::nullopt, kExitConfig};
   }
   return {std::move(*plan), kExitOk};

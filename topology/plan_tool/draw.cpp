@@ -92,21 +92,31 @@ std::string legend_of(const topology::Plan& plan) {
          (plan.degraded.empty() ? "" : "; degraded, see sluice-plan plan");
 }
 
-/// OS indices (what the configuration and the kernel say), every PU drawn, colours from the XML.
+/// OS indices (what the configuration and the kernel say), every PU drawn, and quiet colours for
+/// what is no thread.
 std::vector<std::string> lstopo_command(const topology::Plan& plan, const std::string& xml,
                                         const std::string& picture) {
   return {"lstopo",
           "--input",
           xml,
-          "--input-format",
-          "xml",
+          "--output-format",
+          picture.ends_with(".svg") ? "nativesvg" : "png",  // cairo's SVG has glyphs for its text
           "--disallowed",
+          "--physical",
+          "--no-factorize",
+          "--no-text=group",
           "--disallowed-color",
           "none",
           "--binding-color",
           "none",
-          "--physical",
-          "--no-factorize",
+          "--palette",
+          "package=#e4e4ec",
+          "--palette",
+          "group=#f2f2f6",
+          "--palette",
+          "group_in_package=#f2f2f6",
+          "--palette",
+          "core=#d0d0d0",
           "--no-default-legend",
           "--append-legend",
           legend_of(plan),

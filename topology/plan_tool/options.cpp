@@ -117,6 +117,16 @@ void refuse_empty(const CLI::App& command) {
       if (value.empty()) throw CLI::ValidationError(option->get_name(), "is empty");
 }
 
+/// CLI11 does not name a command that it does not know.
+Status missing(const CLI::App& app, const CLI::RequiredError& error) {
+  if (!app.get_subcommands().empty())
+    return {StatusCode::invalid_argument, std::string(error.what()) + " (--help tells more)"};
+  const auto words = app.remaining();
+  return {StatusCode::invalid_argument,
+          (words.empty() ? "a command is missing" : "there is no command '" + words.front() + "'") +
+              "; there are check, print-config, print-defaults, plan, draw (--help tells more)"};
+}
+
 }  // namespace
 
 ParsedOptions parse_options(int argc, char** argv) {
@@ -142,6 +152,8 @@ ParsedOptions parse_options(int argc, char** argv) {
     }
   } catch (const CLI::CallForHelp&) {
     return {std::nullopt, finish(write_stdout(app.help()), kExitFailed)};
+  } catch (const CLI::RequiredError& error) {
+    return {std::nullopt, finish(missing(app, error), kExitUsage)};
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, finish(Status(StatusCode::invalid_argument,
                                         std::string(error.what()) + " (--help tells more)"),

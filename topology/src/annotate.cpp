@@ -20,11 +20,11 @@ struct DestroyTopology {
 };
 using Picture = std::unique_ptr<hwloc_topology, DestroyTopology>;
 
-// lstopo(1), "CUSTOM COLORS". Apart for the colour-blind as well: red, blue, green differ in
+// lstopo(1), "CUSTOM COLORS". Apart for the colour-blind as well: red, blue, violet differ in
 // lightness, too.
 constexpr const char* kPoller = "Background=#e8604c;Text=#000000";
 constexpr const char* kWorker = "Background=#8ecbff;Text=#000000";
-constexpr const char* kHousekeeping = "Background=#c9e59b;Text=#000000";
+constexpr const char* kHousekeeping = "Background=#d5b8f0;Text=#000000";
 constexpr const char* kNic = "Background=#ffd84d;Text=#000000";
 constexpr const char* kUnused = "Background=#a0a0a0;Text=#ffffff";
 constexpr const char* kPlain = "Background=#ffffff;Text=#000000";
