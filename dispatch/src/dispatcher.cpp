@@ -236,6 +236,10 @@ const topology::Plan* Dispatcher::plan() const noexcept {
 std::vector<std::string> Dispatcher::notices() const {
   return impl_->notices();
 }
+std::span<const std::byte> Dispatcher::batch_memory(std::uint32_t poller) const {
+  SLUICE_CHECK(poller < impl_->pollers().size(), "there is no such poller");
+  return impl_->pollers()[poller]->batch_memory().bytes();
+}
 Result<topology::BoundArena*> Dispatcher::arena(const std::string& pool, std::uint32_t poller) {
   return impl_->arena(pool, poller);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The smallest whole use of Sluice: one process listens and connects to itself, and a worker thread
-// handles what arrives. Run it as: softrdma-run first_handler   (or plainly, with an RDMA device)
+// handles what arrives. Run it as: softrdma-run first_handler [CONFIG.toml]   (or plainly, with an
+// RDMA device)
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "sluice/dispatch/dispatcher.hpp"
+#include "sluice/topology/plan.hpp"
 
 namespace {
 
@@ -24,13 +26,19 @@ T must(sluice::Result<T> result) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   const char* const device_address = std::getenv("RXE_ADDR");
   const std::string address = device_address != nullptr ? device_address : "127.0.0.1";
   const std::string port = "7471";
 
-  // Pinned pollers and workers, idle and asleep.
-  auto dispatcher = must(sluice::Dispatcher::start());
+  // Pinned pollers and workers, idle and asleep, where the configuration wants them; without one
+  // the machine decides.
+  sluice::Config config;
+  if (argc > 1) config = must(sluice::Config::load(argv[1]));
+  auto dispatcher = must(sluice::Dispatcher::start(config));
+  for (const auto& sentence : dispatcher->plan()->degraded) {
+    std::printf("not ideal: %s\n", sentence.c_str());
+  }
 
   // One receive queue for all connections, with its own completion queue, stocked with buffers.
   auto peer = must(sluice::rpma::Peer::listen_on(address));

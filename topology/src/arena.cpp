@@ -37,9 +37,9 @@ class Binder : public tbb::task_scheduler_observer {
   Binder(tbb::task_arena& arena, CpuSet pus)
       : tbb::task_scheduler_observer(arena), pus_(std::move(pus)), number_(next_number()) {}
 
-  void on_scheduler_entry(bool /*is_worker*/) noexcept override {
+  void on_scheduler_entry(bool is_worker) noexcept override {
     try {
-      enter();
+      enter(is_worker);
     } catch (const std::exception&) {  // no memory for the books: the thread stays where it was
       count_failure();
     }
@@ -83,10 +83,17 @@ class Binder : public tbb::task_scheduler_observer {
                         [this](const Stay& stay) { return stay.arena == number_; });
   }
 
-  void enter() {
+  void enter(bool is_worker) {
+    // TBB's own threads may have inherited the binding of whoever was in an arena when they were
+    // started: that is nothing to keep, nor to give back. They belong to the whole process.
+    const bool from_the_pool = is_worker && stays.empty();
     CpuSet former = current_thread_binding();
     Stay& stay = stays.emplace_back(Stay{number_, std::nullopt});
-    if (!former.empty() && former.is_within(pus_)) return;
+    if (from_the_pool) {
+      if (const auto cpus = allowed_cpus()) former = CpuSet(*cpus);
+    } else if (!former.empty() && former.is_within(pus_)) {
+      return;
+    }
     // Restored even if the kernel binds to a part of the set only, which it tells as a failure.
     if (!former.empty()) stay.to_restore = std::move(former);
     if (!bind_current_thread(pus_)) count_failure();

@@ -51,12 +51,11 @@ struct Target {
   std::string_view group;
 };
 
-/// Splits "POOLS__APPLY__WORKERS" or, with `separator` ".", "pools.apply.workers". The longest key
-/// wins, so that "WAIT__MODE" is not "MODE" of a group "NIC__WAIT".
+/// Splits "POOLS__APPLY__WORKERS" or, with `separator` ".", "pools.apply.workers". What is between
+/// section and key is the group's name, which may have "__" in it. No key's spelling ends with a
+/// separator and another one of its section: at most one fits.
 template <typename Spell>
 Target resolve(std::string_view path, std::string_view separator, Spell spell) {
-  Target best;
-  std::size_t best_length = 0;
   for (const auto& [name, key] : spellings()) {
     const SectionSpec& section = spec_of(key->section);
     const std::string front = spell(section.name) + std::string(separator);
@@ -64,13 +63,11 @@ Target resolve(std::string_view path, std::string_view separator, Spell spell) {
         (section.grouped ? std::string(separator) : std::string()) + spell(name);
     if (!path.starts_with(front) || path.size() < front.size() + back.size()) continue;
     const std::string_view rest = path.substr(front.size());
-    if (!rest.ends_with(back) || back.size() < best_length) continue;
+    if (!rest.ends_with(back)) continue;
     const std::string_view group = rest.substr(0, rest.size() - back.size());
-    if (group.empty() == section.grouped) continue;
-    best = {key, group};
-    best_length = back.size();
+    if (group.empty() != section.grouped) return {key, group};
   }
-  return best;
+  return {};
 }
 
 std::string comparable(std::string_view group) {

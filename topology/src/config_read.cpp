@@ -50,6 +50,10 @@ std::string unknown_key(Section section, std::string_view name, const std::strin
   std::string message = "there is no key '" + shown(name) + "' in [" + table + ']';
   if (const auto near = did_you_mean(name, key_names(section, below)); !near.empty())
     return message + near;
+  for (const KeySpec& key : keys()) {
+    if (key.section == section && key.name.ends_with('.' + std::string(name)))
+      return message + "; write " + std::string(key.name);
+  }
   for (const SectionSpec& other : sections()) {
     if (find_key(other.section, name) == nullptr) continue;
     return message + "; it is one of [" + std::string(other.name) +

@@ -233,6 +233,11 @@ TEST(ConfigErrors, KeyOfAnotherTableIsSentThere) {
   EXPECT_THAT(only_error(read("[pools.p]\nhuge_pages = 6\n")), HasSubstr("it is one of [memory]"));
 }
 
+TEST(ConfigErrors, KeyOfWaitOutsideOfItIsSentThere) {
+  EXPECT_THAT(only_error(read("[pollers.p]\nhot_rounds = 6\n")),
+              HasSubstr("write wait.hot_rounds"));
+}
+
 TEST(ConfigErrors, UnknownKeyOfWaitNamesTheNearest) {
   EXPECT_EQ(only_error(read("[pollers.p]\nwait = { mod = \"busy\" }\n")),
             "sluice.toml:2:10: error: there is no key 'mod' in [pollers.p.wait]; did you mean "
@@ -608,6 +613,8 @@ TEST(ConfigEnvironment, BadValueNamesTheVariable) {
     EXPECT_THAT(only_error(read("", {{"SLUICE_POOLS__APPLY__WORKERS", bad}})),
                 HasSubstr("SLUICE_POOLS__APPLY__WORKERS: error: pools.apply.workers: "))
         << bad;
+  EXPECT_THAT(only_error(read("", {{"SLUICE_POLLERS__P__COMPLETION_VECTORS", "[0,\n1]"}})),
+              HasSubstr("\"[0,\\x0a1]\" has control characters"));
   EXPECT_FALSE(read("", {{"SLUICE_POOLS__APPLY__CPUS", "\xff"}}).ok());
   EXPECT_FALSE(read("", {{"SLUICE_POOLS__APPLY__CPUS", std::string(5000, '1')}}).ok());
 }
@@ -622,6 +629,14 @@ TEST(ConfigFlags, BadOnesNameTheFlag) {
   for (const char* path : {"", ".", "pools", "pools.", "pools.apply", "pools..workers", "memory."})
     EXPECT_THAT(only_error(read_flag(path, "6")), HasSubstr("there is no key")) << path;
   EXPECT_THAT(only_error(read_flag("pools.Apply.workers", "6")), HasSubstr("no name for a group"));
+}
+
+TEST(ConfigFlags, ReachTheDefaultGroupsThatNoFileNames) {
+  const Config config = taken(read_flag("pools.default.workers", "6"));
+  ASSERT_THAT(config.pools, SizeIs(1));
+  EXPECT_EQ(config.pools[0].workers, 6U);
+  EXPECT_THAT(only_warning(read_flag("pools.defualt.workers", "6")),
+              HasSubstr("did you mean 'default'?"));
 }
 
 TEST(ConfigFlags, CanMakeAReferenceRightOrWrong) {

@@ -60,6 +60,28 @@ TEST(Binding, ToACpuThatIsNotThereIsRefused) {
   }).join();
 }
 
+TEST(Binding, ToASetReadsBack) {
+  auto allowed = allowed_cpus();
+  ASSERT_TRUE(allowed.ok());
+  std::thread([&] {
+    const CpuSet all(*allowed);
+    EXPECT_EQ(current_thread_binding(), all);
+    CpuSet without_first = all;
+    if (all.count() > 1) without_first.remove(allowed->front());
+    for (const CpuSet& set : {without_first, all}) {
+      const Status status = bind_current_thread(set);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      EXPECT_EQ(affinity_of_this_thread(), set.to_vector());
+      EXPECT_EQ(current_thread_binding(), set);
+    }
+  }).join();
+}
+
+TEST(Binding, ToNoCpuIsRefused) {
+  const Status status = bind_current_thread(CpuSet{});
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+}
+
 TEST(Naming, CutsToTheKernelsFifteenBytes) {
   const auto name_after = [](std::string_view wanted) {
     std::string name;

@@ -111,6 +111,8 @@ class ReceivePool {
   void stop_posting() noexcept;
 
   [[nodiscard]] std::uint32_t depth() const noexcept { return config_.depth; }
+  /// All buffers together.
+  [[nodiscard]] std::span<const std::byte> memory() const noexcept { return memory_; }
   [[nodiscard]] std::uint32_t buffer_size() const noexcept { return config_.buffer_size; }
   [[nodiscard]] std::uint32_t posted() const noexcept;
   [[nodiscard]] std::uint32_t on_loan() const noexcept;

@@ -56,7 +56,7 @@ struct AttachOptions {
   Order order = Order::per_connection;
   std::string pollers;                ///< the group to choose from; empty: all
   std::uint32_t poller = kAnyPoller;  ///< or this one, of all groups in their order
-  void* context = nullptr;  ///< comes back in BatchInfo::context
+  void* context = nullptr;            ///< comes back in BatchInfo::context
   /// The pool whose receives this source completes: its depth bounds the early completions, and its
   /// slots tell receives from sends. nullptr: none.
   ReceivePool* receive_pool = nullptr;
@@ -95,7 +95,8 @@ struct ConnectionOptions {
   /// then be attached per_connection to the same pool.
   Order order = Order::per_connection;
   std::string pollers;  ///< the group to choose from; empty: all
-  /// Or this one. With a receive_source in a pool that is split by node only pollers of its node do.
+  /// Or this one. With a receive_source in a pool that is split by node only pollers of its node
+  /// do.
   std::uint32_t poller = kAnyPoller;
   void* context = nullptr;  ///< comes back in BatchInfo::context
   /// Where its receives complete when it uses an SRQ with its own receive CQ; their handler is that
@@ -250,6 +251,8 @@ class Dispatcher {
   [[nodiscard]] const topology::Plan* plan() const noexcept;
   /// What differs from what was asked for, a sentence each: memory on another node, no huge pages.
   [[nodiscard]] std::vector<std::string> notices() const;
+  /// Where a poller's batch buffers lie.
+  [[nodiscard]] std::span<const std::byte> batch_memory(std::uint32_t poller) const;
   /// An arena for parallel algorithms inside handlers of a pool: its threads stay on the CPUs of
   /// the workers that serve `poller` (BatchInfo::poller). Made at the first call. Refused for a
   /// pool whose workers are not pinned.

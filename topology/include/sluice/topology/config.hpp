@@ -92,14 +92,16 @@ enum class HugePages : std::uint8_t { none, transparent, mib2, gib1 };
 struct MemorySettings {
   HugePages huge_pages = HugePages::none;  ///< falls back to ordinary pages, and says so
   /// "poller": each poller's node; or a node's OS index as text.
+  /// 0..1023.
   std::string node = "poller";
 };
 
 /// [dispatcher]
 struct GeneralSettings {
-  std::uint32_t connections_max = 0;  ///< 0: "auto", what `ulimit -n` carries
-  std::chrono::nanoseconds stall_threshold = std::chrono::milliseconds(200);  ///< 0: never
-  std::chrono::nanoseconds last_wqe_grace = std::chrono::milliseconds(100);
+  std::uint32_t connections_max = 0;  ///< 1..2^20; 0: "auto", what `ulimit -n` carries
+  /// 0..1 h; 0: never.
+  std::chrono::nanoseconds stall_threshold = std::chrono::milliseconds(200);
+  std::chrono::nanoseconds last_wqe_grace = std::chrono::milliseconds(100);  ///< 0..1 h
   std::string housekeeping_cpus = "auto";  ///< of the control thread
 };
 
@@ -136,8 +138,10 @@ struct Config;
 struct ConfigOutcome;
 
 /// Everything that one TOML file says about threads and memory. `Config{}` is a good plan: one
-/// pollers group and one pool, all "auto". Machine-independent: CPU sets are text until they meet a
-/// Machine in place(). Thread-safety: a value.
+/// pollers group and one pool, all "auto". Groups are in the order of the file, and the first one
+/// of a section is its default; a section has 256 at most, with names of [a-z0-9_-], up to 32.
+/// Machine-independent: CPU sets are text until they meet a Machine in place(). Thread-safety: a
+/// value.
 struct Config {
   std::vector<PollerGroup> pollers = {PollerGroup{}};
   std::vector<PoolSettings> pools = {PoolSettings{}};
@@ -148,17 +152,22 @@ struct Config {
   /// Of each value that is not a default, by path ("pools.apply.workers").
   std::map<std::string, Origin, std::less<>> origins;
 
-  /// A file and this process's environment. Errors are joined, a line each; warnings are dropped
-  /// (read() has them).
+  /// A file of 1 MiB at most and this process's environment. Errors are joined, a line each;
+  /// warnings are dropped (read() has them). Fails with invalid_argument (what is in it, or that
+  /// there is none), permission_denied, or io_error. Not while another thread changes the
+  /// environment.
   [[nodiscard]] static Result<Config> load(const std::string& path);
-  /// All that is wrong at once, not the first only. No I/O.
+  /// Defaults < file < environment < flags. All that is wrong at once, not the first only: up to
+  /// 100 diagnostics, in the order of the file, then of variables by name, then of flags. Any bytes
+  /// may be in the input. Thread-safe. No I/O.
   [[nodiscard]] static ConfigOutcome read(const ConfigInput& input);
 
   /// The origin of a path: a default where nothing else is known.
   [[nodiscard]] Origin origin_of(std::string_view path) const;
   /// Every leaf: (path, value as TOML), in the order of the documentation.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> values() const;
-  /// A TOML file that means this configuration; `with_origins`: a comment behind each value.
+  /// A TOML file that means this configuration, if its values are within their ranges: read again,
+  /// values() are equal. `with_origins`: a comment behind each value.
   [[nodiscard]] std::string to_toml(bool with_origins) const;
   /// The defaults as a commented TOML file: range, unit and meaning of every key.
   [[nodiscard]] static std::string documented_defaults();
@@ -171,7 +180,9 @@ struct ConfigOutcome {
   [[nodiscard]] std::string to_string() const;  ///< a line each
 };
 
-/// What another configuration would change.
+/// What another configuration would change. A group that comes or goes is one change, with an
+/// inline table of what is no default in it. `path` "pools" or "pollers": another group is the
+/// first one.
 struct ConfigChange {
   std::string path;
   std::string before;  ///< as TOML; empty: was not there
@@ -181,7 +192,7 @@ struct ConfigChange {
 };
 [[nodiscard]] std::vector<ConfigChange> diff(const Config& running, const Config& wanted);
 
-/// This process's environment, for ConfigInput.
+/// This process's environment, for ConfigInput. Not while another thread changes it (setenv(3)).
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> process_environment();
 
 }  // namespace topology
