@@ -129,5 +129,11 @@ TEST(BadInput, OutputThatIsLostIsAFailure) {
   }
 }
 
+TEST(BadInput, AReaderThatHasSeenEnoughIsAFailureWithoutTalk) {
+  const Ended ended = run_plan({"plan", "--json", "--topology", "pu:1"}, {}, "broken pipe");
+  EXPECT_EQ(ended.status, kFailed);
+  EXPECT_THAT(ended.err, IsEmpty());
+}
+
 }  // namespace
 }  // namespace sluice::test

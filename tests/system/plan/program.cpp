@@ -22,6 +22,14 @@ void take_output(const std::string& path, int fd) {
   if (file != fd) close(file);
 }
 
+/// A pipe whose reader has gone.
+void take_broken_pipe(int fd) {
+  int ends[2];
+  if (pipe(ends) != 0 || dup2(ends[1], fd) < 0) _exit(126);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 /// Those of the one who runs the test would decide what it sees.
 void remove_own_variables() {
   std::vector<std::string> names;
@@ -46,6 +54,8 @@ Ended run_plan(const std::vector<std::string>& arguments, const Environment& env
     take_output(folder / "err", STDERR_FILENO);
     if (out == "closed")
       close(STDOUT_FILENO);
+    else if (out == "broken pipe")
+      take_broken_pipe(STDOUT_FILENO);
     else
       take_output(out.empty() ? folder / "out" : out, STDOUT_FILENO);
     remove_own_variables();

@@ -17,7 +17,8 @@ struct Ended {
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
 /// Runs sluice-plan to its end, in a folder, without any SLUICE_ variable but those given.
-/// `out`: where standard output goes instead of Ended::out; "closed" for nowhere at all.
+/// `out`: where standard output goes instead of Ended::out; "closed" for nowhere at all,
+/// "broken pipe" for a reader that has gone.
 Ended run_plan(const std::vector<std::string>& arguments, const Environment& environment = {},
                const std::string& out = {});
 
