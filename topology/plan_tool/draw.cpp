@@ -88,7 +88,8 @@ std::string last_line_of(const std::string& log) {
 
 std::string legend_of(const topology::Plan& plan) {
   return "Sluice on " + plan.machine.name() + ": " + std::to_string(plan.poller_count()) +
-         " pollers of " + std::to_string(plan.threads.size()) + " threads" +
+         (plan.poller_count() == 1 ? " poller" : " pollers") + " among " +
+         std::to_string(plan.threads.size()) + " threads" +
          (plan.degraded.empty() ? "" : "; degraded, see sluice-plan plan");
 }
 

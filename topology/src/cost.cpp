@@ -124,7 +124,7 @@ std::string Cost::to_string() const {
       {"connections out of balance", imbalance}};
   std::string text;
   for (const auto& [name, value] : terms) {
-    text += (text.empty() ? "" : ", ") + std::to_string(value) + " " + name;
+    text += (text.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(value);
   }
   return text;
 }

@@ -46,7 +46,7 @@ struct Cost {
   std::uint32_t split_l3 = 0;       ///< (poller, worker that it feeds) under different L3s
   std::uint32_t imbalance = 0;  ///< connections: most minus fewest per poller of a group, beyond 1
   auto operator<=>(const Cost&) const = default;
-  /// "0 disallowed, 2 sharing a core, ..."
+  /// "on disallowed PUs 0, sharing a core 2, ..."
   [[nodiscard]] std::string to_string() const;
 };
 
