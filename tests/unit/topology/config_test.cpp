@@ -544,7 +544,7 @@ TEST(ConfigPrecedence, TheLastOfTwoFlagsWins) {
 TEST(ConfigEnvironment, ReachesEveryKey) {
   const std::string file = "[pollers.a-b]\n[pools.a-b]\n[srq.a-b]\n[routes.a-b]\n";
   const auto values = taken(read(file)).values();
-  ASSERT_THAT(values, SizeIs(28));
+  ASSERT_THAT(values, SizeIs(29));
   for (const auto& [path, value] : values) {
     std::string name = "SLUICE_";
     for (const char c : path)
@@ -731,9 +731,9 @@ TEST(ConfigWriting, AFileNameCannotBreakOutOfAComment) {
 TEST(ConfigWriting, ValuesAreInTheOrderOfTheDocumentation) {
   std::vector<std::string> paths;
   for (const auto& [path, value] : Config{}.values()) paths.push_back(path);
-  ASSERT_THAT(paths, SizeIs(19));
+  ASSERT_THAT(paths, SizeIs(20));
   EXPECT_EQ(paths.front(), "pollers.default.device");
-  EXPECT_EQ(paths[8], "pools.default.workers");
+  EXPECT_EQ(paths[9], "pools.default.workers");
   EXPECT_EQ(paths.back(), "dispatcher.housekeeping_cpus");
   EXPECT_EQ(value_of(Config{}, "dispatcher.stall_threshold"), "\"200ms\"");
   EXPECT_EQ(value_of(Config{}, "dispatcher.connections_max"), "\"auto\"");
