@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -119,26 +120,42 @@ class Binder : public tbb::task_scheduler_observer {
 
 }  // namespace
 
+namespace {
+
+/// Binders of arenas that are gone, until the process ends: a TBB thread that was on its way in
+/// when its arena was destroyed still enters, and has to be told when it leaves. A few hundred
+/// bytes each.
+void keep_for_late_comers(std::unique_ptr<Binder> binder) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<Binder>>;  // TBB's threads outlive main
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(binder));
+}
+
+}  // namespace
+
 struct BoundArena::Impl {
-  Impl(const CpuSet& pus, int concurrency) : arena(concurrency), binder(arena, pus) {
+  Impl(const CpuSet& pus, int concurrency)
+      : arena(concurrency), binder(std::make_unique<Binder>(arena, pus)) {
     arena.initialize();
-    binder.observe(true);
+    binder->observe(true);
   }
 
   ~Impl() {
-    SLUICE_CHECK(!binder.this_thread_is_inside(), "a thread destroys the BoundArena that it is in");
-    // The order matters. observe(false) tells no thread that it has left, so whoever is still
-    // looking for work here would keep the binding for ever; and once the arena is given up, its
-    // threads leave, and tell the observer, which lives as long as they do.
+    SLUICE_CHECK(!binder->this_thread_is_inside(),
+                 "a thread destroys the BoundArena that it is in");
+    // Once the arena is given up, its threads leave, and tell the observer. That is never taken
+    // away: observe(false) tells no thread that it has left, so whoever is still looking for work
+    // here, or comes late, would keep the binding for ever.
     arena.terminate();
-    binder.wait_until_empty();
-    binder.observe(false);
+    binder->wait_until_empty();
+    keep_for_late_comers(std::move(binder));
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   tbb::task_arena arena;
-  Binder binder;
+  std::unique_ptr<Binder> binder;
 };
 
 Result<std::unique_ptr<BoundArena>> BoundArena::create(const CpuSet& pus, int concurrency) {
@@ -167,10 +184,10 @@ tbb::task_arena& BoundArena::arena() noexcept {
   return impl_->arena;
 }
 const CpuSet& BoundArena::pus() const noexcept {
-  return impl_->binder.pus();
+  return impl_->binder->pus();
 }
 unsigned BoundArena::bind_failures() const noexcept {
-  return impl_->binder.failures();
+  return impl_->binder->failures();
 }
 
 }  // namespace sluice::topology

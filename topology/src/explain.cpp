@@ -106,9 +106,11 @@ class Explainer {
     } else if (on_node == all) {
       why = "on " + node_name(pu(thread).node) + " with " + counted(all, "poller");
       if (pu(thread).l3 != kNone)
-        why += ", under another L3 than " + counted(all - beside, "of them");
+        why += ", under another L3 than " + std::to_string(all - beside) + " of them";
     } else if (thread.home_node != kNone && on_node == 0) {
       why = "no core was left on " + node_name(thread.home_node) + " with its pollers";
+    } else if (on_node == 0) {
+      why = "no core was left near its " + counted(all, "poller");
     } else {
       why = "on a node with " + std::to_string(on_node) + " of " + counted(all, "poller");
     }
