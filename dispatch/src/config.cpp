@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sluice/dispatch/config.hpp"
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -27,11 +28,13 @@ Status check_duration(const std::string& field, std::chrono::milliseconds value)
 
 constexpr std::uint64_t kMillion = 1U << 20;
 constexpr std::uint64_t kPollersMax = 64;
+constexpr std::uint64_t kSourcesOfAllMax = 1U << 22;
 
 Status check_pollers(const std::vector<PollerConfig>& groups) {
   SLUICE_RETURN_IF_ERROR(check_range("the number of groups of pollers", groups.size(), 1, 64));
   std::set<std::string> names;
   std::uint64_t sum = 0;
+  std::uint64_t sources = 0;
   for (const PollerConfig& group : groups) {
     if (group.name.empty() || !names.insert(group.name).second) {
       return {StatusCode::invalid_argument, "the pollers' group name '" + group.name +
@@ -44,7 +47,10 @@ Status check_pollers(const std::vector<PollerConfig>& groups) {
     SLUICE_RETURN_IF_ERROR(check_range(of + ".hot_rounds", group.hot_rounds, 0, kMillion));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".sources_max", group.sources_max, 1, kMillion));
     sum += group.count;
+    sources += std::uint64_t{group.count} * group.sources_max;
   }
+  SLUICE_RETURN_IF_ERROR(
+      check_range("sources_max of all pollers together", sources, 1, kSourcesOfAllMax));
   return check_range("the number of pollers in all groups", sum, 1, kPollersMax);
 }
 
@@ -55,7 +61,11 @@ Status check_pools(const std::vector<PoolConfig>& pools) {
     const bool is_instance = pool.node.has_value();
     const bool fresh = is_instance ? instances.emplace(pool.name, *pool.node).second
                                    : names.insert(pool.name).second;
-    if (pool.name.empty() || !fresh || (is_instance && names.contains(pool.name))) {
+    const auto of_the_name = [&](const auto& one) { return one.first == pool.name; };
+    const bool both_kinds = is_instance
+                                ? names.contains(pool.name)
+                                : std::any_of(instances.begin(), instances.end(), of_the_name);
+    if (pool.name.empty() || !fresh || both_kinds) {
       return {StatusCode::invalid_argument,
               "the pool name '" + pool.name + "' is empty or used twice; each pool needs its own"};
     }
@@ -94,7 +104,16 @@ Status check_routes(const DispatcherConfig& config) {
     SLUICE_RETURN_IF_ERROR(
         check_name(config.pollers, route.pollers, "pollers of route '" + route.name + "'"));
   }
+  std::set<std::string> queues;
   for (const topology::SrqSettings& srq : config.receive_queues) {
+    if (srq.name.empty() || !queues.insert(srq.name).second) {
+      return {StatusCode::invalid_argument, "the receive queue name '" + srq.name +
+                                                "' is empty or used twice; each needs its own"};
+    }
+    if (srq.receive_cq_size == 0U) {
+      return {StatusCode::invalid_argument,
+              "receive queue '" + srq.name + "' has a receive CQ of 0 entries; leave it unset"};
+    }
     const std::string of = " of receive queue '" + srq.name + "'";
     SLUICE_RETURN_IF_ERROR(check_name(config.pollers, srq.pollers, "pollers" + of));
     SLUICE_RETURN_IF_ERROR(check_name(config.routes, srq.route, "the route" + of));

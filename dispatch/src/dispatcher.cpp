@@ -157,17 +157,17 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::start(DispatcherConfig config,
   return dispatcher;
 }
 
-Result<std::unique_ptr<Dispatcher>> Dispatcher::start(const topology::Config& config,
-                                                      DispatcherCallbacks callbacks) {
+Result<std::unique_ptr<Dispatcher>> Dispatcher::start_config(const topology::Config& config,
+                                                             DispatcherCallbacks callbacks) {
   const auto machine = topology::Machine::this_machine();
   if (!machine) return machine.status();
   const auto plan = topology::place(*machine, config);
   if (!plan) return plan.status();
-  return start(*plan, std::move(callbacks));
+  return start_plan(*plan, std::move(callbacks));
 }
 
-Result<std::unique_ptr<Dispatcher>> Dispatcher::start(const topology::Plan& plan,
-                                                      DispatcherCallbacks callbacks) {
+Result<std::unique_ptr<Dispatcher>> Dispatcher::start_plan(const topology::Plan& plan,
+                                                           DispatcherCallbacks callbacks) {
   if (!plan.machine.is_this_machine()) {
     return Status(StatusCode::invalid_argument,
                   "the plan is for another machine: " + plan.machine.name());

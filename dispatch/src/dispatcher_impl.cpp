@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <future>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -87,17 +88,36 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
 
 DispatcherImpl::~DispatcherImpl() = default;
 
+/// On the poller's node; where that has no memory for this process (cpuset.mems), anywhere, said
+/// so.
+Result<topology::NodeMemory> DispatcherImpl::memory_for(std::uint32_t poller, std::size_t bytes,
+                                                        const std::string& whose) {
+  topology::MemoryRequest request{
+      .bytes = bytes,
+      .node = config_.memory_node ? config_.memory_node : places_[poller].node,
+      .huge_pages = config_.huge_pages};
+  auto memory = topology::NodeMemory::allocate(request);
+  std::vector<std::string> said;
+  if (!memory && memory.status().code() == StatusCode::invalid_argument && request.node &&
+      !config_.memory_node) {
+    said.push_back(memory.status().message());
+    request.node.reset();
+    memory = topology::NodeMemory::allocate(request);
+  }
+  if (!memory) return memory.status().with_context(whose);
+  said.insert(said.end(), memory->fallbacks().begin(), memory->fallbacks().end());
+  const std::scoped_lock lock(threads_mutex_);
+  for (const std::string& sentence : said) notices_.push_back(whose + ": " + sentence);
+  return memory;
+}
+
 /// Their memory is bound and touched here, before any thread of them runs (C2).
 Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
   for (std::uint32_t i = 0; i < places_.size(); ++i) {
     const PollerPlace& place = places_[i];
-    auto memory = topology::NodeMemory::allocate(
-        {.bytes = place.group->batch_count * sizeof(Batch),
-         .node = config_.memory_node ? config_.memory_node : place.node,
-         .huge_pages = config_.huge_pages});
-    if (!memory) {
-      return memory.status().with_context("the batch buffers of poller " + std::to_string(i));
-    }
+    auto memory = memory_for(i, place.group->batch_count * sizeof(Batch),
+                             "the batch buffers of poller " + std::to_string(i));
+    if (!memory) return memory.status();
     pollers_.push_back(
         std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_, callbacks_));
   }
@@ -106,16 +126,23 @@ Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
 
 std::vector<std::string> DispatcherImpl::notices() const {
   const std::scoped_lock lock(threads_mutex_);
-  std::vector<std::string> all = notices_;
-  for (std::size_t i = 0; i < pollers_.size(); ++i) {
-    for (const std::string& fallback : pollers_[i]->batch_memory().fallbacks()) {
-      all.push_back("batch buffers of poller " + std::to_string(i) + ": " + fallback);
-    }
+  return notices_;
+}
+
+/// An instance of a pool that no poller feeds is a typing error as a rule, but no reason to stop.
+void DispatcherImpl::note_idle_instances() {
+  const std::scoped_lock lock(threads_mutex_);
+  for (const auto& pool : pools_) {
+    const auto& node = pool->config.node;
+    const auto feeds = [&](const PollerPlace& place) { return place.node == node; };
+    if (!node || std::any_of(places_.begin(), places_.end(), feeds)) continue;
+    notices_.push_back("pool '" + pool->config.name + "' on node " + std::to_string(*node) +
+                       " has no poller there: its workers get no work");
   }
-  return all;
 }
 
 Status DispatcherImpl::open() {
+  note_idle_instances();
   std::vector<Pool*> pools;
   for (const auto& pool : pools_) pools.push_back(pool.get());
   SLUICE_RETURN_IF_ERROR(make_pollers(pools));
@@ -197,8 +224,16 @@ bool DispatcherImpl::polls_beyond_cpus() const {
   for (const auto& pool : pools_) {
     for (std::uint32_t i = 0; i < pool->config.workers; ++i) pin(pool->config.cpus, i);
   }
+  std::size_t floating = pollers_.size() + workers_.size();
+  for (const auto& [cpu, threads] : pinned) floating -= threads;
+  if (config_.control_cpu) ++pinned[*config_.control_cpu];
+  // Where threads that are not pinned can go, beside those that are.
   const auto allowed = topology::allowed_cpus();
-  const bool crowded = allowed && pollers_.size() + workers_.size() > allowed->size();
+  std::size_t room = 0;
+  for (const unsigned cpu : allowed ? *allowed : std::vector<unsigned>{}) {
+    room += pinned.contains(cpu) ? 0 : 1;
+  }
+  const bool crowded = floating > room;
   for (const PollerPlace& place : places_) {
     if (place.group->wait != WaitMode::busy) continue;
     const auto cpu = round_robin(place.group->cpus, place.index);
@@ -282,17 +317,18 @@ void DispatcherImpl::run_control() {
 Result<Pool*> DispatcherImpl::find_pool(const std::string& name, std::uint32_t poller) const {
   const std::string& wanted = name.empty() ? pools_.front()->config.name : name;
   Pool* found = nullptr;
-  std::string known;
+  std::set<std::string> names;
   for (const auto& pool : pools_) {
     const PoolConfig& config = pool->config;
     if (config.name == wanted) {
       if (!config.node || config.node == places_[poller].node) return pool.get();
       if (found == nullptr) found = pool.get();  // another node's is better than none
-    } else if (known.find(config.name) == std::string::npos) {
-      known += (known.empty() ? "" : ", ") + config.name;
     }
+    names.insert(config.name);
   }
   if (found != nullptr) return found;
+  std::string known;
+  for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
   return Status(StatusCode::invalid_argument,
                 "there is no pool '" + name + "'; there are: " + known);
 }
@@ -456,6 +492,15 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::attach_queue_pair(
   return enrol(std::move(state), options, {});
 }
 
+/// Whether the receives of a connection complete on its receive_source, as far as one can know.
+bool DispatcherImpl::receives_there(const ConnectionState& state) {
+  if (state.connection == nullptr || state.receive_source == nullptr) return true;
+  const auto& srq = state.connection->config().srq;
+  const ReceivePool* const of_source = state.receive_source->options.receive_pool;
+  return srq == nullptr || srq->receive_pool() == nullptr || of_source == nullptr ||
+         srq->receive_pool() == of_source;
+}
+
 /// Counts a connection in its pool; given back when the registry forgets it.
 Status DispatcherImpl::take_lane(ConnectionState& state) {
   Pool& pool = *state.pool;
@@ -524,19 +569,24 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
   if (options.receive_source != nullptr) state->receive_source = options.receive_source->state_;
   Status status = check_receive_source(options, *pool);
   bool joined = false;
-  if (status.ok()) status = take_lane(*state);
+  const bool in_lanes = options.order == Order::per_connection || options.receive_source != nullptr;
+  if (status.ok() && in_lanes) status = take_lane(*state);
   if (!status.ok()) {
     registry_.leave_poller(*poller, true, own_sources_max);
     return status;
   }
   if (registry_.add(state, std::move(reservation)) == ConnectionId::none) {
-    state->lanes_used->fetch_sub(1, std::memory_order_relaxed);
+    if (in_lanes) state->lanes_used->fetch_sub(1, std::memory_order_relaxed);
     status =
         Status(StatusCode::does_not_fit, "connections_max (" + std::to_string(connections_max_) +
                                              ") connections are attached already");
   } else if (state->receive_source != nullptr &&
              !(joined = registry_.join_source(*state->receive_source))) {
     status = Status(StatusCode::cancelled, "the receive_source is being detached");
+  } else if (!receives_there(*state)) {
+    status = Status(StatusCode::invalid_argument,
+                    "the connection's SRQ is not the one that its receive_source completes; a "
+                    "listener serves one receive queue");
   } else if (state->connection != nullptr) {
     status = add_own_sources(*state, options);
     if (status.ok()) status = control_->watch_device(state->device);
@@ -615,7 +665,9 @@ Result<topology::BoundArena*> DispatcherImpl::arena(const std::string& name, std
   }
   const auto pool = find_pool(name, poller);
   if (!pool) return pool.status();
-  if ((*pool)->config.cpus.empty()) {
+  std::vector<unsigned> cpus = (*pool)->config.cpus;
+  cpus.resize(std::min<std::size_t>(cpus.size(), (*pool)->config.workers));
+  if (cpus.empty() || host_driven()) {
     return Status(StatusCode::invalid_argument,
                   "the workers of pool '" + (*pool)->config.name +
                       "' are not pinned: an arena has no CPUs of its own to stay on");
@@ -623,7 +675,7 @@ Result<topology::BoundArena*> DispatcherImpl::arena(const std::string& name, std
   const std::scoped_lock lock(arenas_mutex_);
   std::unique_ptr<topology::BoundArena>& arena = arenas_[*pool];
   if (arena == nullptr) {
-    auto made = topology::BoundArena::create(topology::CpuSet((*pool)->config.cpus));
+    auto made = topology::BoundArena::create(topology::CpuSet(cpus));
     if (!made) return made.status();
     arena = std::move(*made);
   }
@@ -672,21 +724,13 @@ Result<Dispatcher::ReceiveQueue> DispatcherImpl::make_receive_queue(
                                         .receive_cq_size = settings.receive_cq_size};
   auto queue = rpma::SharedReceiveQueue::create(peer, config);
   if (!queue) return queue.status();
-  auto memory = topology::NodeMemory::allocate(
-      {.bytes = std::size_t{settings.depth} * settings.buffer_size,
-       .node = config_.memory_node ? config_.memory_node : places_[poller].node,
-       .huge_pages = config_.huge_pages});
+  auto memory = memory_for(poller, std::size_t{settings.depth} * settings.buffer_size,
+                           "the buffers of receive queue '" + settings.name + "'");
   if (!memory) return memory.status();
   const auto kept = std::make_shared<topology::NodeMemory>(std::move(*memory));
   auto buffers = (*queue)->stock(settings.depth, settings.buffer_size, {},
                                  {.bytes = kept->bytes(), .owner = kept});
   if (!buffers) return buffers.status();
-  {
-    const std::scoped_lock lock(threads_mutex_);
-    for (const std::string& fallback : kept->fallbacks()) {
-      notices_.push_back("buffers of receive queue '" + settings.name + "': " + fallback);
-    }
-  }
   AttachOptions options{.route = settings.route};
   SLUICE_RETURN_IF_ERROR(follow_route(options));
   options.route.clear();  // its pollers are not asked: the queue is this poller's

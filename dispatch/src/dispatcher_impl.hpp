@@ -94,6 +94,10 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
     std::optional<unsigned> node;
   };
 
+  [[nodiscard]] Result<topology::NodeMemory> memory_for(std::uint32_t poller, std::size_t bytes,
+                                                        const std::string& whose);
+  void note_idle_instances();
+  [[nodiscard]] static bool receives_there(const ConnectionState& state);
   [[nodiscard]] Status make_pollers(const std::vector<Pool*>& pools);
   /// The instance of a pool that serves a poller; fails when there is no such pool.
   [[nodiscard]] Result<Pool*> find_pool(const std::string& name, std::uint32_t poller) const;

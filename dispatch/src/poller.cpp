@@ -432,6 +432,7 @@ void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions
   info.context = source->options.context;
   info.poller = index_;
   info.worker = BatchInfo::kOnPoller;
+  info.receive_pool = source->options.receive_pool;
   handler_source_.store(source->id, std::memory_order_relaxed);
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);

@@ -216,6 +216,10 @@ bool Registry::join_source(SourceState& source) {
 void Registry::abandon(std::shared_ptr<ConnectionState> connection) {
   const std::scoped_lock lock(mutex_);
   entries_[index_of(connection->id)].connection = nullptr;  // gone, but its place is not free
+  // A pool's lanes are a quota, and the ring has room for all places: this one is free again.
+  if (auto* const lanes = std::exchange(connection->lanes_used, nullptr)) {
+    lanes->fetch_sub(1, std::memory_order_relaxed);
+  }
   quarantined_connections_.push_back(std::move(connection));
 }
 

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::uint32_t kAutoWorkersMax = 16;  ///< per node: more is for those who measured
 constexpr std::uint32_t kPollersMax = 64;
+constexpr std::size_t kInstancesMax =
+    64;  ///< of all pools; DispatcherConfig::validate() has it, too
 /// Which nodes have pollers decides where workers are wanted, and these may push pollers about.
 constexpr unsigned kRoundsMax = 4;
 constexpr std::size_t kNameMax = 15;  ///< bytes of a thread's name in the kernel
@@ -309,7 +311,14 @@ Result<Plan> place(const Machine& machine, const Config& config) {
   SLUICE_RETURN_IF_ERROR(check_size(config));
   auto resolution = resolve(machine, config);
   if (!resolution) return resolution.status();
-  return Placement(machine, config, std::move(*resolution)).run();
+  Plan plan = Placement(machine, config, std::move(*resolution)).run();
+  if (plan.pools.size() > kInstancesMax) {
+    return Status(StatusCode::invalid_argument, "pools: " + std::to_string(plan.pools.size()) +
+                                                    " with those that are split by node; at most " +
+                                                    std::to_string(kInstancesMax) +
+                                                    ", nodes = \"any\" does not split");
+  }
+  return plan;
 }
 
 }  // namespace sluice::topology

@@ -285,6 +285,54 @@ pollers = "b"
   require(dispatcher->stop(kDrainPatience));
 }
 
+TEST(Placed, AnInlineHandlerFindsItsReceivePool) {
+  std::atomic<std::uint32_t> received{0};
+  const Site site;
+  const auto dispatcher = require(Dispatcher::start(
+      config_of("[routes.now]\norder = \"inline\"\n[srq.main]\ndepth = 8\nroute = \"now\"\n")));
+  const auto queues =
+      require(dispatcher->attach_receive_queues("main", site.peer, counting(received)));
+  rpma::ConnectionConfig config = patient();
+  config.srq = queues.front().queue;
+  const Acceptor acceptor(
+      site, *dispatcher, config, [](std::uint32_t) -> std::optional<ConnectionOptions> {
+        ConnectionOptions options;
+        options.handler = [](std::span<const ibv_wc>, const BatchInfo&) noexcept {};
+        return options;
+      });
+  ConnectionOptions options;
+  options.handler = [](std::span<const ibv_wc>, const BatchInfo&) noexcept {};
+  const auto client = require(connect(site, *dispatcher, acceptor.port(), 1, std::move(options)));
+  const auto memory = require(rpma::MemoryRegion::allocate(site.peer, 64, RPMA_MR_USAGE_SEND));
+  require(client->connection().send(memory.get(), 0, 64, 1));
+  await("the message", [&] { return received == 1; });
+  detach_clean(*client);
+}
+
+TEST(Placed, AConnectionOfAnotherReceiveQueueIsRefused) {
+  std::atomic<std::uint32_t> received{0};
+  const Site site;
+  const auto dispatcher =
+      require(Dispatcher::start(config_of("[srq.a]\ndepth = 8\n[srq.b]\ndepth = 8\n")));
+  const auto a = require(dispatcher->attach_receive_queues("a", site.peer, counting(received)));
+  const auto b = require(dispatcher->attach_receive_queues("b", site.peer, counting(received)));
+  rpma::ConnectionConfig config = patient();
+  config.srq = a.front().queue;
+  const Acceptor acceptor(
+      site, *dispatcher, config, [&](std::uint32_t) -> std::optional<ConnectionOptions> {
+        ConnectionOptions options;
+        options.receive_source = b.front().source;  // the other one's
+        options.handler = [](std::span<const ibv_wc>, const BatchInfo&) noexcept {};
+        return options;
+      });
+  ConnectionOptions options;
+  options.handler = [](std::span<const ibv_wc>, const BatchInfo&) noexcept {};
+  const auto client = connect(site, *dispatcher, acceptor.port(), 1, std::move(options));
+  await("the refusal", [&] { return !acceptor.failures().empty(); });
+  EXPECT_NE(acceptor.failures().front().message().find("receive_source"), std::string::npos)
+      << acceptor.failures().front().message();
+}
+
 TEST(Placed, APoolWithoutAFreeLaneRefusesTheConnection) {
   const auto dispatcher = require(Dispatcher::start(config_of("[pools.p]\nlanes = 1\n")));
   const Site site;

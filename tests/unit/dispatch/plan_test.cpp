@@ -59,7 +59,6 @@ DispatcherConfig two_nodes_hosted() {
   DispatcherConfig config = small_config(1, WaitMode::event, Drive::host);
   config.pollers[0].count = 2;
   config.pollers[0].nodes = {0, 1};
-  config.memory_node = 0;  // this machine may have no other
   config.pools = {PoolConfig{.name = "apply", .node = 0}, PoolConfig{.name = "apply", .node = 1}};
   return config;
 }
@@ -101,6 +100,26 @@ TEST(SplitPool, AConnectionGoesToAPollerOfItsReceiveSourcesNode) {
   wrong.poller = 0;
   EXPECT_EQ(dispatcher->attach_queue_pair(20, std::move(wrong)).status().code(),
             StatusCode::invalid_argument);
+}
+
+TEST(SplitPool, ANodeWithoutMemoryOrPollersIsANotice) {
+  DispatcherConfig config = two_nodes_hosted();
+  config.pollers[0].nodes = {0, 1000};
+  config.pools[1].node = 77;
+  const auto dispatcher = start(config);
+  const auto notices = dispatcher->notices();
+  ASSERT_EQ(notices.size(), 2U);
+  EXPECT_NE(notices[0].find("77"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[1].find("poller 1"), std::string::npos) << notices[1];
+  config.memory_node = 1000;  // that one was asked for by name
+  EXPECT_FALSE(Dispatcher::start(config).ok());
+}
+
+TEST(StartOverloads, BracesMeanADispatcherConfig) {
+  const auto dispatcher = Dispatcher::start({.drive = Drive::host});
+  ASSERT_TRUE(dispatcher.ok());
+  EXPECT_EQ((*dispatcher)->plan(), nullptr);
+  EXPECT_FALSE((*dispatcher)->arena("default").ok()) << "the host's threads are not pinned by us";
 }
 
 TEST(PollerGroups, AnAttachStaysInItsGroup) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sluice/core/completion_source.hpp"
@@ -199,11 +201,18 @@ class Dispatcher {
   static Result<std::unique_ptr<Dispatcher>> start(DispatcherConfig config = {},
                                                    DispatcherCallbacks callbacks = {});
   /// The same for a configuration file's content, placed on this machine; plan() tells where.
-  static Result<std::unique_ptr<Dispatcher>> start(const topology::Config& config,
-                                                   DispatcherCallbacks callbacks = {});
+  /// (A template so that a list in braces goes on meaning a DispatcherConfig.)
+  template <std::same_as<topology::Config> C>
+  static Result<std::unique_ptr<Dispatcher>> start(const C& config,
+                                                   DispatcherCallbacks callbacks = {}) {
+    return start_config(config, std::move(callbacks));
+  }
   /// The same for a plan, made here or elsewhere. Fails when a thread cannot be where it says.
-  static Result<std::unique_ptr<Dispatcher>> start(const topology::Plan& plan,
-                                                   DispatcherCallbacks callbacks = {});
+  template <std::same_as<topology::Plan> P>
+  static Result<std::unique_ptr<Dispatcher>> start(const P& plan,
+                                                   DispatcherCallbacks callbacks = {}) {
+    return start_plan(plan, std::move(callbacks));
+  }
   /// stop() with a deadline of 5 s.
   ~Dispatcher();
 
@@ -261,16 +270,18 @@ class Dispatcher {
   [[nodiscard]] Result<std::vector<int>> completion_vectors(std::uint32_t poller,
                                                             int device_vectors) const;
   /// An arena for parallel algorithms inside handlers of a pool: its threads stay on the CPUs of
-  /// the workers that serve `poller` (BatchInfo::poller). Made at the first call. Refused for a
-  /// pool whose workers are not pinned.
+  /// the workers that serve `poller` (BatchInfo::poller). Made at the first call, valid as long as
+  /// the dispatcher; a handler leaves no work in it. Refused for a pool whose workers are not
+  /// pinned, and with Drive::host.
   [[nodiscard]] Result<topology::BoundArena*> arena(const std::string& pool,
                                                     std::uint32_t poller = 0);
 
   /// A shared receive queue of the configuration, made and attached.
   struct ReceiveQueue {
-    std::shared_ptr<rpma::SharedReceiveQueue> queue;  ///< for ConnectionConfig::srq
-    ReceivePool* buffers = nullptr;                   ///< on the node of its poller
-    std::shared_ptr<SourceHandle> source;             ///< for ConnectionOptions::receive_source
+    /// For ConnectionConfig::srq; a listener serves one queue: one listener for each.
+    std::shared_ptr<rpma::SharedReceiveQueue> queue;
+    ReceivePool* buffers = nullptr;        ///< on the node of its poller
+    std::shared_ptr<SourceHandle> source;  ///< for ConnectionOptions::receive_source
     std::uint32_t poller = 0;
   };
   /// Makes and attaches what [srq.NAME] says: one for each poller of its group, or a single one,
@@ -293,6 +304,10 @@ class Dispatcher {
 
  private:
   explicit Dispatcher(std::shared_ptr<detail::DispatcherImpl> impl) noexcept;
+  static Result<std::unique_ptr<Dispatcher>> start_config(const topology::Config& config,
+                                                          DispatcherCallbacks callbacks);
+  static Result<std::unique_ptr<Dispatcher>> start_plan(const topology::Plan& plan,
+                                                        DispatcherCallbacks callbacks);
   std::shared_ptr<detail::DispatcherImpl> impl_;
 };
 
