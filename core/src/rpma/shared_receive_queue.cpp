@@ -110,8 +110,7 @@ std::shared_ptr<CqSource> SharedReceiveQueue::receive_cq() {
 }
 
 Result<ReceivePool*> SharedReceiveQueue::stock(std::uint32_t depth, std::uint32_t buffer_size,
-                                               ReceivePoolConfig options,
-                                               ProvidedMemory memory) {
+                                               ReceivePoolConfig options, ProvidedMemory memory) {
   const std::string tried = "stock an SRQ of depth " + std::to_string(config_.depth) + " with " +
                             std::to_string(depth) + " receives of " + std::to_string(buffer_size) +
                             " bytes";

@@ -16,8 +16,8 @@ struct Stock {
   std::unique_ptr<ReceivePool> pool;
 };
 
-/// `provided`: the memory to use; empty: it is allocated. `poster_over` makes the poster for the registered memory. `depth` and `buffer_size` win over
-/// those in `options`.
+/// `provided`: the memory to use; empty: it is allocated. `poster_over` makes the poster for the
+/// registered memory. `depth` and `buffer_size` win over those in `options`.
 template <typename PosterOver>
 [[nodiscard]] Result<Stock> make_stock(const std::shared_ptr<Peer>& peer, std::uint32_t depth,
                                        std::uint32_t buffer_size, ReceivePoolConfig options,
