@@ -8,14 +8,19 @@ namespace {
 
 constexpr unsigned kStartsMax = 16;  ///< L3s of one node that are tried as the place to gather at
 constexpr unsigned kPassesMax = 64;  ///< of a local search; it ends by itself long before
+/// Steps of all searches of one assignment, each weighed by the pairs it looks at: some tenths of a
+/// second. What is left then is worse in the last terms at most, and only on huge plans.
+constexpr std::uint64_t kStepsMax = 20'000'000;
 /// Chains of two moves are only tried where they are this few.
 constexpr std::uint64_t kChainsMax = 400'000;
 
 /// Improves an arrangement until no step of its kinds does.
 class LocalSearch {
  public:
-  LocalSearch(const Machine& machine, const std::vector<Slot>& slots, Arrangement& arrangement)
-      : machine_(machine), slots_(slots), at_(arrangement) {}
+  /// `steps_left` is counted down.
+  LocalSearch(const Machine& machine, const std::vector<Slot>& slots, Arrangement& arrangement,
+              std::uint64_t& steps_left)
+      : machine_(machine), slots_(slots), at_(arrangement), steps_left_(steps_left) {}
 
   void run() {
     for (unsigned pass = 0; pass < kPassesMax; ++pass) {
@@ -42,6 +47,9 @@ class LocalSearch {
   /// Undoes what `step` did unless the score got better.
   template <typename Step>
   bool try_step(std::initializer_list<unsigned> touched, Step&& step) {
+    std::uint64_t weight = 0;
+    for (const unsigned slot : touched) weight += 1 + slots_[slot].partners.size();
+    if (!may_spend(weight)) return false;
     const Score before = at_.score();
     std::array<unsigned, 3> old{};
     std::size_t i = 0;
@@ -51,6 +59,12 @@ class LocalSearch {
     i = 0;
     for (const unsigned slot : touched) at_.move(slot, old[i++]);
     return false;
+  }
+
+  [[nodiscard]] bool may_spend(std::uint64_t weight) {
+    if (steps_left_ < weight) return false;
+    steps_left_ -= weight;
+    return true;
   }
 
   bool move_somewhere(unsigned slot) {
@@ -103,6 +117,7 @@ class LocalSearch {
   }
 
   bool leave_alone(unsigned poller, unsigned core, unsigned to) {
+    if (!may_spend(slots_.size())) return false;
     const Score before = at_.score();
     const std::vector<unsigned> old = at_.pus();
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
@@ -139,6 +154,7 @@ class LocalSearch {
   }
 
   bool exchange(const L3& a, const L3& b) {
+    if (!may_spend(slots_.size() * slots_.size())) return false;
     const Score before = at_.score();
     const std::vector<unsigned> old = at_.pus();
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
@@ -168,6 +184,7 @@ class LocalSearch {
   const Machine& machine_;
   const std::vector<Slot>& slots_;
   Arrangement& at_;
+  std::uint64_t& steps_left_;
 };
 
 /// L3s of the node that has the most.
@@ -185,10 +202,11 @@ std::vector<unsigned> assign(const Machine& machine, const std::vector<Slot>& sl
   if (slots.empty()) return {};
   std::vector<unsigned> best;
   Score best_score{};
+  std::uint64_t steps_left = kStepsMax;
   const unsigned starts = std::min(l3s_per_node(machine), kStartsMax);
   for (unsigned anchor = 0; anchor < starts; ++anchor) {
     Arrangement arrangement(machine, slots, assign_by_flow(machine, slots, anchor));
-    LocalSearch(machine, slots, arrangement).run();
+    LocalSearch(machine, slots, arrangement, steps_left).run();
     if (best.empty() || arrangement.score() < best_score) {
       best = arrangement.pus();
       best_score = arrangement.score();

@@ -38,10 +38,9 @@ std::uint32_t imbalance_of(const std::vector<PlannedThread>& threads) {
 CpuSet allowed_of(const Machine& machine, const Config& config, const Resolution& resolution,
                   const PlannedThread& thread) {
   if (thread.role == ThreadRole::housekeeping) return resolution.housekeeping.pus;
-  if (thread.role == ThreadRole::poller) {
-    return resolution.pollers[index_by_name(config.pollers, thread.group)].pus;
-  }
-  CpuSet pus = resolution.pools[index_by_name(config.pools, thread.group)].pus;
+  const CpuSet& pus = thread.role == ThreadRole::poller
+                          ? resolution.pollers[index_by_name(config.pollers, thread.group)].pus
+                          : resolution.pools[index_by_name(config.pools, thread.group)].pus;
   if (thread.only_node == kNone) return pus;
   CpuSet of_node;
   for (const unsigned pu : machine.nodes()[thread.only_node].pus) {

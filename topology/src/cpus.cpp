@@ -23,18 +23,9 @@ using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 Result<std::vector<unsigned>> allowed_cpus() {
   auto topology = this_topology();
   if (!topology) return topology.status();
-  const Bitmap bound(hwloc_bitmap_alloc());
-  hwloc_bitmap_copy(bound.get(), hwloc_topology_get_allowed_cpuset(*topology));
-  const Bitmap inherited(hwloc_bitmap_alloc());
-  if (hwloc_get_cpubind(*topology, inherited.get(), HWLOC_CPUBIND_PROCESS) == 0) {
-    hwloc_bitmap_and(bound.get(), bound.get(), inherited.get());
-  }
-  std::vector<unsigned> cpus;
-  for (int cpu = hwloc_bitmap_first(bound.get()); cpu >= 0;
-       cpu = hwloc_bitmap_next(bound.get(), cpu)) {
-    cpus.push_back(static_cast<unsigned>(cpu));
-  }
-  return cpus;
+  CpuSet cpus = CpuSet::from_hwloc(hwloc_topology_get_allowed_cpuset(*topology));
+  if (!inherited_affinity().empty()) cpus &= inherited_affinity();
+  return cpus.to_vector();
 }
 
 Result<CpuSet> cgroup_cpus() {

@@ -52,12 +52,22 @@ class Explainer {
       }
       return "shares its core with " + others;
     }
-    CpuSet siblings;
+    CpuSet left_free;
+    CpuSet not_ours;
+    std::string text = "a core of its own";
     for (const unsigned sibling : plan_.machine.cores()[pu(thread).core].pus) {
-      if (sibling != thread.pu) siblings.add(plan_.machine.pus()[sibling].os_index);
+      if (sibling == thread.pu) continue;
+      const Pu& of = plan_.machine.pus()[sibling];
+      const PlannedThread& control = plan_.threads.back();
+      if (control.role == ThreadRole::housekeeping && control.pu == sibling) {
+        text += ", sibling PU " + std::to_string(of.os_index) + " has " + control.name;
+      } else {
+        (of.allowed ? left_free : not_ours).add(of.os_index);
+      }
     }
-    if (siblings.empty()) return "a core of its own";
-    return "a core of its own, sibling " + named_pus(siblings) + " left free";
+    if (!left_free.empty()) text += ", sibling " + named_pus(left_free) + " left free";
+    if (!not_ours.empty()) text += ", sibling " + named_pus(not_ours) + " not ours to keep free";
+    return text;
   }
 
   [[nodiscard]] std::string poller(const PlannedThread& thread) const {
@@ -187,8 +197,7 @@ class Explainer {
       }
     }
     if (plan_.cost.split_l3 > 0) {
-      note(counted(plan_.cost.split_l3, "poller-worker pair") +
-           " under two L3s: more threads than one L3 has cores");
+      note(counted(plan_.cost.split_l3, "poller-worker pair") + " under two L3s");
     }
     for (const PlannedThread& thread : plan_.threads) {
       if (thread.role != ThreadRole::poller || wait_of(thread) != WaitMode::busy) continue;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "machine_snapshot.hpp"
+#include "this_topology.hpp"
 
 namespace sluice::topology {
 namespace {
@@ -38,13 +39,9 @@ Result<Native> load_native(const std::string& what, SetSource&& set_source) {
 }
 
 /// What the kernel lets a process do with CPUs beyond what hwloc tells.
-void read_process_limits(hwloc_topology* topology, std::vector<Pu>& pus) {
-  CpuSet affinity;
-  const std::unique_ptr<hwloc_bitmap_s, void (*)(hwloc_bitmap_s*)> bound(hwloc_bitmap_alloc(),
-                                                                         hwloc_bitmap_free);
-  const bool known =
-      hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0;  // not on all systems
-  if (known) affinity = CpuSet::from_hwloc(bound.get());
+void read_process_limits(std::vector<Pu>& pus) {
+  const CpuSet& affinity = inherited_affinity();
+  const bool known = !affinity.empty();
   std::string list;
   std::ifstream file("/sys/devices/system/cpu/isolated");
   std::getline(file, list);
@@ -69,7 +66,7 @@ Result<Machine> Machine::from_native(std::string name, Native topology) {
   if (snapshot->pus.empty()) {
     return Status(StatusCode::invalid_argument, snapshot->name + ": there is no CPU in it");
   }
-  if (snapshot->this_machine) read_process_limits(topology.get(), snapshot->pus);
+  if (snapshot->this_machine) read_process_limits(snapshot->pus);
   snapshot->nics =
       read_nics(topology.get(), snapshot->pus, snapshot->nodes, snapshot->this_machine);
   snapshot->native = std::move(topology);

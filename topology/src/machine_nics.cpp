@@ -25,7 +25,10 @@ Locality locality_of(hwloc_topology* topology, hwloc_obj_t device, const std::ve
   unsigned node = kNone;
   for (const Pu& pu : pus) {
     if (near == nullptr || hwloc_bitmap_isset(near->cpuset, pu.os_index) == 0) continue;
-    if (node != kNone && pu.node != node) return {kNone, what + " is near no node in particular"};
+    if (node != kNone && pu.node != node) {
+      if (near->type == HWLOC_OBJ_MACHINE) return {kNone, what + " is near no node in particular"};
+      return {node, what + ", near several nodes, this the first of them"};
+    }
     node = pu.node;
   }
   if (node == kNone) return {kNone, what + " is near no CPU"};
@@ -36,9 +39,20 @@ hwloc_obj_t find_os_device(hwloc_topology* topology, const std::string& name,
                            hwloc_obj_osdev_type_t type) {
   hwloc_obj_t object = nullptr;
   while ((object = hwloc_get_next_osdev(topology, object)) != nullptr) {
-    if (object->attr->osdev.type == type && object->name == name) return object;
+    if (object->attr->osdev.type == type && object->name != nullptr && object->name == name)
+      return object;
   }
   return nullptr;
+}
+
+/// The names in a folder; none where it is not, or goes away meanwhile.
+std::vector<std::string> entries_of(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename());
+  }
+  return names;
 }
 
 /// The network device under an RDMA device that the kernel made of it (soft-RoCE, iWARP); empty
@@ -50,11 +64,8 @@ std::string netdev_of(const std::string& device) {
     std::string name;
     if (std::getline(in, name) && !name.empty()) return name;
   }
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(of / "device/net", error)) {
-    return entry.path().filename();
-  }
-  return {};
+  const std::vector<std::string> names = entries_of(of / "device/net");
+  return names.empty() ? std::string() : names.front();
 }
 
 Locality locality_by_netdev(hwloc_topology* topology, const std::string& device,
@@ -68,11 +79,7 @@ Locality locality_by_netdev(hwloc_topology* topology, const std::string& device,
 
 /// Names of RDMA devices that the kernel or the verbs library knows.
 std::vector<std::string> system_devices() {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/sys/class/infiniband", error)) {
-    names.push_back(entry.path().filename());
-  }
+  std::vector<std::string> names = entries_of("/sys/class/infiniband");
   int count = 0;
   if (ibv_device** const devices = ibv_get_device_list(&count); devices != nullptr) {
     for (int i = 0; i < count; ++i) names.emplace_back(ibv_get_device_name(devices[i]));

@@ -34,28 +34,52 @@ class Placement {
   Plan run() {
     add_pollers();
     arrange();
+    const std::vector<PlannedThread> undisturbed = threads_;
     std::set<unsigned> nodes = poller_nodes();
-    for (unsigned round = 0; round < kRoundsMax; ++round) {
-      threads_.resize(poller_count_);
-      pools_.clear();
-      add_workers(nodes);
-      arrange();
+    bool settled = false;
+    for (unsigned round = 0; round < kRoundsMax && !settled; ++round) {
+      place_workers_for(nodes);
       const std::set<unsigned> after = poller_nodes();
-      if (after == nodes) break;
+      settled = after == nodes;
       nodes = after;
     }
+    if (!settled) settle(undisturbed);
     name_threads();
     add_housekeeping();
     return finish();
   }
 
  private:
+  void place_workers_for(const std::set<unsigned>& nodes) {
+    threads_.resize(poller_count_);
+    pools_.clear();
+    given_up_.clear();
+    add_workers(nodes);
+    arrange();
+  }
+
+  /// Workers wherever pollers are push these away, and so on for ever: the pollers keep to the
+  /// nodes they had before there were workers, or to the last ones, whichever is the better plan.
+  void settle(const std::vector<PlannedThread>& undisturbed) {
+    const auto stay = [&](std::vector<PlannedThread> pollers) {
+      pollers.resize(poller_count_);
+      for (PlannedThread& poller : pollers) poller.only_node = machine_.pus()[poller.pu].node;
+      threads_ = std::move(pollers);
+      place_workers_for(poller_nodes());
+    };
+    const std::vector<PlannedThread> last = threads_;
+    stay(undisturbed);
+    const Cost first_cost = cost_of(machine_, config_, threads_, allowed());
+    stay(last);
+    if (first_cost <= cost_of(machine_, config_, threads_, allowed())) stay(undisturbed);
+  }
+
   // --- pollers
   void add_pollers() {
     for (std::size_t i = 0; i < config_.pollers.size(); ++i) {
       const PollerGroup& group = config_.pollers[i];
       const Resolved& resolved = resolution_.pollers[i];
-      const std::uint32_t count = group.count.value_or(auto_pollers(group, resolved));
+      const std::uint32_t count = group.count ? *group.count : auto_pollers(group, resolved);
       for (std::uint32_t n = 0; n < count; ++n) {
         PlannedThread thread;
         thread.role = ThreadRole::poller;
@@ -73,7 +97,14 @@ class Placement {
                                            const Resolved& resolved) const {
     if (group.device != "auto") return 1;
     const auto cores = static_cast<std::uint32_t>(cores_of(machine_, resolved.pus).size());
-    const auto room = kPollersMax / static_cast<std::uint32_t>(config_.pollers.size());
+    // What the groups that name a number leave, in equal parts; check_size() sees to at least 1.
+    std::uint32_t room = kPollersMax;
+    std::uint32_t others = 0;
+    for (const PollerGroup& one : config_.pollers) {
+      room -= one.count.value_or(0);
+      others += one.count ? 0 : 1;
+    }
+    room /= others;
     return std::clamp(static_cast<std::uint32_t>(resolved.nics.size()), 1U,
                       std::max(1U, std::min(cores / 2, room)));
   }
@@ -130,10 +161,22 @@ class Placement {
   }
 
   void add_on_all_nodes(std::size_t pool, const std::set<unsigned>& poller_nodes) {
+    std::vector<unsigned> usable;
     for (unsigned node = 0; node < machine_.nodes().size(); ++node) {
-      if (!usable_on(resolution_.pools[pool].pus, node)) continue;
-      add_instance(pool, kNone, node, count_for(pool, node, poller_nodes));
+      if (usable_on(resolution_.pools[pool].pus, node)) usable.push_back(node);
     }
+    const auto each = std::max<std::uint32_t>(
+        1, kWorkersMax / std::max<std::uint32_t>(1, static_cast<std::uint32_t>(usable.size())));
+    bool cut = false;
+    for (const unsigned node : usable) {
+      const std::uint32_t wanted = count_for(pool, node, poller_nodes);
+      cut |= wanted > each;
+      add_instance(pool, kNone, node, std::min(wanted, each));
+    }
+    if (!cut) return;
+    given_up_.push_back("pools." + config_.pools[pool].name + ": only " + std::to_string(each) +
+                        " workers on each node; a pool has at most " + std::to_string(kWorkersMax) +
+                        " in all");
   }
   [[nodiscard]] bool usable_on(const CpuSet& pus, unsigned node) const {
     const auto& of_node = machine_.nodes()[node].pus;
@@ -162,18 +205,22 @@ class Placement {
   [[nodiscard]] std::uint32_t count_for(std::size_t pool, unsigned node,
                                         const std::set<unsigned>& poller_nodes) const {
     if (config_.pools[pool].workers) return *config_.pools[pool].workers;
+    const std::set<unsigned> all = cores_of(machine_, resolution_.pools[pool].pus);
     std::set<unsigned> cores;
-    for (const unsigned core : cores_of(machine_, resolution_.pools[pool].pus)) {
+    for (const unsigned core : all) {
       const unsigned of = machine_.cores()[core].node;
       if (node == kNone ? poller_nodes.contains(of) : of == node) cores.insert(core);
     }
+    // Its CPUs are named, and elsewhere: then all instances share what is there.
+    const std::size_t shares = cores.empty() && node != kNone ? poller_nodes.size() : 1;
+    if (cores.empty()) cores = all;
     std::size_t free = cores.size();
     for (std::size_t i = 0; i < poller_count_; ++i) {
       free -= cores.erase(machine_.pus()[threads_[i].pu].core);
     }
     constexpr std::size_t kRoomForHousekeeping = 4;
     if (free >= kRoomForHousekeeping) --free;
-    free /= auto_pools();
+    free /= auto_pools() * shares;
     return std::clamp(static_cast<std::uint32_t>(free), 1U, kAutoWorkersMax);
   }
   [[nodiscard]] std::size_t auto_pools() const {
@@ -183,12 +230,16 @@ class Placement {
   }
 
   // --- places
-  void arrange() {
-    std::vector<CpuSet> allowed;
+  [[nodiscard]] std::vector<CpuSet> allowed() const {
+    std::vector<CpuSet> sets;
     for (const PlannedThread& thread : threads_) {
-      allowed.push_back(allowed_of(machine_, config_, resolution_, thread));
+      sets.push_back(allowed_of(machine_, config_, resolution_, thread));
     }
-    const auto pus = assign(machine_, slots_of(machine_, config_, threads_, allowed));
+    return sets;
+  }
+
+  void arrange() {
+    const auto pus = assign(machine_, slots_of(machine_, config_, threads_, allowed()));
     for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].pu = pus[i];
   }
 
@@ -253,20 +304,36 @@ class Placement {
 
   Plan finish() {
     Plan plan{config_, machine_, {}, {}, {}, {}, {}};
-    std::vector<CpuSet> allowed;
     for (PlannedThread& thread : threads_) {
       thread.pu_os_index = machine_.pus()[thread.pu].os_index;
-      if (thread.role == ThreadRole::poller) {
-        thread.memory_node = resolution_.memory_node != kNone ? resolution_.memory_node
-                                                              : machine_.pus()[thread.pu].node;
-      }
-      allowed.push_back(allowed_of(machine_, config_, resolution_, thread));
+      if (thread.role == ThreadRole::poller) thread.memory_node = memory_of(thread);
     }
-    plan.cost = cost_of(machine_, config_, threads_, allowed);
+    plan.cost = cost_of(machine_, config_, threads_, allowed());
     plan.threads = std::move(threads_);
     plan.pools = std::move(pools_);
     explain(plan, resolution_);
+    plan.degraded.insert(plan.degraded.end(), given_up_.begin(), given_up_.end());
     return plan;
+  }
+
+  /// The poller's node, or the nearest one whose memory this process may use (cpuset.mems).
+  [[nodiscard]] unsigned memory_of(const PlannedThread& poller) {
+    if (resolution_.memory_node != kNone) return resolution_.memory_node;
+    const unsigned own = machine_.pus()[poller.pu].node;
+    const auto& nodes = machine_.nodes();
+    if (own == kNone || nodes[own].allowed) return own;
+    const auto distance = [&](unsigned to) {
+      return nodes[own].distances.empty() ? 0 : nodes[own].distances[to];
+    };
+    unsigned nearest = kNone;
+    for (unsigned node = 0; node < nodes.size(); ++node) {
+      if (!nodes[node].allowed) continue;
+      if (nearest == kNone || distance(node) < distance(nearest)) nearest = node;
+    }
+    given_up_.push_back(poller.name + ": its memory is not on its own node " +
+                        std::to_string(nodes[own].os_index) +
+                        ", where this process may have none (cpuset.mems)");
+    return nearest;
   }
 
   static constexpr std::size_t kWorkersMax = 58;  ///< of one pool: ParkingLot::kMaxWorkers
@@ -277,6 +344,7 @@ class Placement {
   std::vector<PlannedPool> pools_;
   std::size_t poller_count_ = 0;
   std::set<std::string> names_;
+  std::vector<std::string> given_up_;
 };
 
 Status check_size(const Config& config) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "this_topology.hpp"
 
+#include <hwloc/linux.h>
+#include <unistd.h>
+
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -30,6 +33,20 @@ Result<hwloc_topology_t> this_topology() {
     return Status(StatusCode::internal, "hwloc could not read this machine's topology");
   }
   return loaded;
+}
+
+const CpuSet& inherited_affinity() {
+  static const CpuSet& known = *new CpuSet([] {  // as above: never destroyed
+    CpuSet bound;
+    const auto topology = this_topology();
+    const std::unique_ptr<hwloc_bitmap_s, void (*)(hwloc_bitmap_s*)> set(hwloc_bitmap_alloc(),
+                                                                         hwloc_bitmap_free);
+    if (topology && hwloc_linux_get_tid_cpubind(*topology, ::getpid(), set.get()) == 0) {
+      bound = CpuSet::from_hwloc(set.get());
+    }
+    return bound;
+  }());
+  return known;
 }
 
 }  // namespace sluice::topology

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -59,6 +60,17 @@ void expect_sound(const Plan& plan) {
       EXPECT_NE(thread.memory_node, kNone);
     }
   }
+  const auto has_poller_on = [&](unsigned node) {
+    return std::any_of(plan.threads.begin(), plan.threads.end(), [&](const auto& thread) {
+      return thread.role == ThreadRole::poller && machine.pus()[thread.pu].node == node;
+    });
+  };
+  for (const PlannedPool& pool : plan.pools) {
+    EXPECT_TRUE(pool.node == kNone || has_poller_on(pool.node)) << "nobody feeds these workers";
+    EXPECT_FALSE(pool.threads.empty());
+    EXPECT_LE(pool.threads.size(), 58U);
+  }
+  EXPECT_LE(plan.poller_count(), 64U);
   EXPECT_EQ(plan.cost.disallowed, 0U);
   EXPECT_EQ(plan.cost.imbalance, 0U);
   EXPECT_EQ(of_role(plan, ThreadRole::housekeeping).size(), 1U);
@@ -177,6 +189,57 @@ TEST(Place, EachNodeWithPollersGetsWorkersOfItsOwn) {
   const Plan all = placed(machine, config);
   EXPECT_EQ(of_role(all, ThreadRole::worker).size(), 12U);
   EXPECT_EQ(all.pools.size(), 1U);
+}
+
+TEST(Place, WorkersThatPushPollersAboutComeToRest) {
+  Config config;
+  config.pollers = {PollerGroup{.name = "a", .cpus = "numa:0"},
+                    PollerGroup{.name = "b", .cpus = "numa:1 numa:2"}};
+  config.pools[0].workers = 3;
+  expect_sound(placed(machine_of("numa:3 l3:2 core:2 pu:1"), config));
+  Config crowded;
+  crowded.pollers[0].count = 2;
+  crowded.pools[0].cpus = "numa:0";
+  crowded.pools[0].workers = 1;
+  expect_sound(placed(machine_of("numa:2 core:2 pu:1").with_nic("mlx5_0", 0), crowded));
+}
+
+TEST(Place, APoolOnAllNodesIsCutEvenlyAndSaysSo) {
+  Config config;
+  config.pools[0].nodes = PoolNodes::all;
+  config.pools[0].workers = 12;
+  const Plan plan = placed(machine_of("numa:8 core:16 pu:2"), config);
+  std::map<unsigned, unsigned> on_node;
+  for (const PlannedThread& worker : of_role(plan, ThreadRole::worker)) {
+    ++on_node[plan.machine.pus()[worker.pu].node];
+  }
+  EXPECT_EQ(on_node.size(), 8U);
+  for (const auto& [node, workers] : on_node) EXPECT_EQ(workers, 7U) << node;
+  EXPECT_TRUE(mentions(plan.degraded, "7 workers on each node"));
+}
+
+TEST(Place, WorkersNamedElsewhereAreAsManyAsTheirCores) {
+  Config config;
+  config.pools[0].cpus = "numa:1";
+  const Plan plan = placed(machine_of("numa:2 core:8 pu:1").with_nic("mlx5_0", 0), config);
+  EXPECT_EQ(of_role(plan, ThreadRole::worker).size(), 7U);
+}
+
+TEST(Place, AutoPollersKeepWithinTheLimitOfAllGroups) {
+  Config config;
+  config.pollers = {PollerGroup{.name = "a", .count = 63}, PollerGroup{.name = "b"}};
+  Machine machine = machine_of("numa:8 core:16 pu:1");
+  for (unsigned nic = 0; nic < 8; ++nic) {
+    machine = machine.with_nic("mlx5_" + std::to_string(nic), nic);
+  }
+  EXPECT_EQ(placed(machine, config).poller_count(), 64U);
+}
+
+TEST(Place, ABigPlanIsPlacedToo) {
+  Config config;
+  config.pollers[0].count = 64;
+  config.pools[0].workers = 58;
+  expect_sound(placed(machine_of("numa:8 l3:2 core:8 pu:2"), config));
 }
 
 TEST(Place, ConnectionsAreSpreadWithinOneOfEven) {  // R1

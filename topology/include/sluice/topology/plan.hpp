@@ -27,7 +27,8 @@ struct PlannedThread {
   unsigned nic = kNone;
   /// A worker of a pool that is split by node: the node whose pollers feed it. kNone: all feed it.
   unsigned home_node = kNone;
-  /// A worker of a pool on all nodes: the one that it has to lie on. kNone: any.
+  /// The node that it has to lie on: a worker of a pool on all nodes, a poller that workers would
+  /// drive to and fro. kNone: any.
   unsigned only_node = kNone;
   /// Of a poller: the node its buffers go to. kNone: left to the kernel.
   unsigned memory_node = kNone;
