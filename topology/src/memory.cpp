@@ -75,7 +75,7 @@ Status check_size(const MemoryRequest& request, const Place& place) {
                                               std::to_string(limit)};
 }
 
-/// Strict: a page that the node does not have is an error of populate(), never a page elsewhere.
+/// Strict: never a page elsewhere, though the node may have to reclaim memory for it.
 void bind_to_node(const Mapping& mapping, const MemoryRequest& request, const Place& place,
                   Sentences& fallbacks) {
   if (place.nodes == nullptr) return;

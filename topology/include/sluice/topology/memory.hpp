@@ -24,8 +24,9 @@ struct MemoryRequest {
 class NodeMemory {
  public:
   /// Never fails for want of huge pages or a binding: fallbacks() tells what it did instead. Fails
-  /// with resource_exhausted when there is no memory, invalid_argument for a node that there is
-  /// not.
+  /// with resource_exhausted for more than the node (or the machine) has in all, invalid_argument
+  /// for a node that there is not. More than is free there just now is the kernel's affair: it
+  /// reclaims, and may end a process.
   [[nodiscard]] static Result<NodeMemory> allocate(const MemoryRequest& request);
   NodeMemory() noexcept = default;
   NodeMemory(NodeMemory&& other) noexcept;
