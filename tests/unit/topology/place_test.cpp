@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 
+#include "placement.hpp"
 #include "sluice/topology/plan.hpp"
 #include "sluice_test/topologies.hpp"
 
@@ -39,6 +40,38 @@ std::vector<PlannedThread> of_role(const Plan& plan, ThreadRole role) {
 bool mentions(const std::vector<std::string>& sentences, const std::string& what) {
   return std::any_of(sentences.begin(), sentences.end(),
                      [&](const std::string& one) { return one.find(what) != std::string::npos; });
+}
+
+/// The cost by its description in plan.hpp, pair by pair: no line of it is the optimizer's.
+Cost described_cost(const Machine& machine, const Config& config,
+                    const std::vector<PlannedThread>& threads, const std::vector<CpuSet>& allowed) {
+  Cost cost;
+  const auto at = [&](std::size_t i) -> const Pu& { return machine.pus()[threads[i].pu]; };
+  std::map<unsigned, std::uint32_t> busy;
+  std::map<std::string, std::set<std::uint32_t>> connections;
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    if (!allowed[i].contains(at(i).os_index)) ++cost.disallowed;
+    if (threads[i].role != ThreadRole::housekeeping && ++busy[at(i).core] > 1) ++cost.shared_cores;
+  }
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    if (threads[i].role != ThreadRole::poller) continue;
+    const unsigned nic = threads[i].nic;
+    const unsigned nic_node = nic == kNone ? kNone : machine.nics()[nic].node;
+    if (nic_node != kNone && at(i).node != nic_node) ++cost.off_node;
+    if (busy[at(i).core] > 1) ++cost.busy_siblings;
+    connections[threads[i].group].insert(threads[i].connections);
+    for (std::size_t j = 0; j < threads.size(); ++j) {
+      const bool fed = threads[j].role == ThreadRole::worker &&
+                       (threads[j].home_node == kNone || threads[j].home_node == at(i).node);
+      if (fed && at(i).l3 != at(j).l3) ++cost.split_l3;
+    }
+  }
+  EXPECT_TRUE(config.routes.empty()) << "everybody feeds everybody here";
+  for (const auto& [group, counts] : connections) {
+    const std::uint32_t apart = *counts.rbegin() - *counts.begin();
+    cost.imbalance = std::max(cost.imbalance, apart > 1 ? apart - 1 : 0);
+  }
+  return cost;
 }
 
 /// What holds for every plan, whatever the machine.
@@ -71,6 +104,7 @@ void expect_sound(const Plan& plan) {
     EXPECT_LE(pool.threads.size(), 58U);
   }
   EXPECT_LE(plan.poller_count(), 64U);
+  EXPECT_EQ(plan.cost, described_cost(machine, plan.config, plan.threads, *allowed));
   EXPECT_EQ(plan.cost.disallowed, 0U);
   EXPECT_EQ(plan.cost.imbalance, 0U);
   EXPECT_EQ(of_role(plan, ThreadRole::housekeeping).size(), 1U);
@@ -437,7 +471,7 @@ class BruteForce {
  private:
   void walk(std::size_t thread) {
     if (thread == threads_.size()) {
-      const Cost cost = cost_of(plan_.machine, plan_.config, threads_, allowed_);
+      const Cost cost = described_cost(plan_.machine, plan_.config, threads_, allowed_);
       if (!any_ || cost < best_) best_ = cost;
       any_ = true;
       return;
@@ -484,6 +518,12 @@ TEST(Place, IsAsGoodAsTheBestOfAllPlacements) {
     };
     ASSERT_EQ(first_three(plan.cost), first_three(best))
         << plan.cost.to_string() << " against " << best.to_string();
+    // The flow alone has to get these right: the search after it may be cut short.
+    const auto slots = slots_of(plan.machine, plan.config, plan.threads,
+                                *allowed_sets(plan.machine, plan.config, plan.threads));
+    const Score flow =
+        Arrangement(plan.machine, slots, assign_by_flow(plan.machine, slots, 0)).score();
+    ASSERT_EQ(std::tuple(flow[kDisallowed], flow[kSharedCores], flow[kOffNode]), first_three(best));
     ASSERT_GE(plan.cost, best) << "the search missed a placement, or the cost is reckoned twice";
     if (plan.cost == best) {
       ++equal;
