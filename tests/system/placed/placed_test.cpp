@@ -71,7 +71,6 @@ void expect_as_planned(const Dispatcher& dispatcher) {
 void expect_messages_arrive(Dispatcher& dispatcher, const Site& site,
                             const std::vector<Dispatcher::ReceiveQueue>& queues,
                             std::uint32_t count, std::atomic<std::uint32_t>& received) {
-  std::atomic<std::uint32_t> next{0};
   rpma::ConnectionConfig config = patient();
   std::vector<std::unique_ptr<Acceptor>> acceptors;
   for (const auto& queue : queues) {
