@@ -69,9 +69,12 @@ class Placement {
     };
     const std::vector<PlannedThread> last = threads_;
     stay(undisturbed);
+    const auto first = std::tuple(threads_, pools_, given_up_);
     const Cost first_cost = cost_of(machine_, config_, threads_, allowed());
     stay(last);
-    if (first_cost <= cost_of(machine_, config_, threads_, allowed())) stay(undisturbed);
+    if (first_cost <= cost_of(machine_, config_, threads_, allowed())) {
+      std::tie(threads_, pools_, given_up_) = first;
+    }
   }
 
   // --- pollers

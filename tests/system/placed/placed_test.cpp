@@ -338,8 +338,6 @@ TEST(Placed, APoolWithoutAFreeLaneRefusesTheConnection) {
   const auto srq = require(rpma::SharedReceiveQueue::create(site.peer, {.depth = 8}));
   const auto source = require(dispatcher->attach(
       srq->receive_cq(), {}, [](std::span<const ibv_wc>, const BatchInfo&) noexcept {}));
-  ConnectionOptions options;
-  options.receive_source = source;
   const auto attach = [&](std::uint32_t qp_num) {
     ConnectionOptions one;
     one.receive_source = source;
