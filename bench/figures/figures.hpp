@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "../harness/figure.hpp"
+
+/// The groups of figures, each in the file of its name.
+namespace sluice::bench {
+
+[[nodiscard]] FigureGroup handoff_none();
+[[nodiscard]] FigureGroup handoff_single();
+
+}  // namespace sluice::bench
