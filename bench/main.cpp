@@ -20,6 +20,9 @@ std::vector<FigureGroup> all_groups() {
   return {
       handoff_none(),
       handoff_single(),
+      handoff_per_connection(1, 1.3),
+      handoff_per_connection(8, 2.0),
+      handoff_per_connection(64, 4.0),
   };
 }
 

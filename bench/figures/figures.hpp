@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
+
 #include "../harness/figure.hpp"
 
 /// The groups of figures, each in the file of its name.
@@ -8,5 +10,7 @@ namespace sluice::bench {
 
 [[nodiscard]] FigureGroup handoff_none();
 [[nodiscard]] FigureGroup handoff_single();
+/// Batches of 32 completions that belong to so many connections (c64: to 32 of the 64).
+[[nodiscard]] FigureGroup handoff_per_connection(std::uint32_t connections, double goal);
 
 }  // namespace sluice::bench

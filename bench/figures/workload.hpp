@@ -5,9 +5,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <numeric>
+#include <random>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "../harness/instant_source.hpp"
 #include "sluice/core/cacheline.hpp"
 #include "sluice/core/status.hpp"
 
@@ -17,6 +22,26 @@ namespace sluice::bench {
 
 inline constexpr std::uint32_t kBatch = 32;         ///< completions of a full batch
 inline constexpr std::uint32_t kBufferCount = 512;  ///< batch buffers of a poller
+
+/// Batches of completions that belong to queue pairs 1..connections in turn. With more connections
+/// than a batch has completions each batch has another choice of them, the same in every run.
+[[nodiscard]] inline std::vector<ibv_wc> of_connections(std::uint32_t connections,
+                                                        std::uint32_t batch = kBatch) {
+  constexpr std::uint32_t kChoices = 16;
+  if (connections <= batch) {
+    return receives(batch,
+                    [&](std::size_t i) { return static_cast<std::uint32_t>(i % connections) + 1; });
+  }
+  std::mt19937 random(1);  // NOLINT: the same choices each time, on purpose
+  std::vector<std::uint32_t> numbers(connections);
+  std::iota(numbers.begin(), numbers.end(), 1U);
+  return receives(std::size_t{kChoices} * batch, [&](std::size_t i) {
+    // The first `batch` places of a shuffle that is made as it goes.
+    const std::size_t place = i % batch;
+    std::swap(numbers[place], numbers[place + random() % (connections - place)]);
+    return numbers[place];
+  });
+}
 
 /// The handler: reads each completion. One a worker.
 struct alignas(kCacheLine) Reader {
