@@ -8,7 +8,8 @@
 /// The groups of figures, each in the file of its name.
 namespace sluice::bench {
 
-[[nodiscard]] FigureGroup handoff_none();
+/// Without order, against the queues that people would use.
+[[nodiscard]] FigureGroup handoff_none(std::uint32_t pollers_and_workers);
 [[nodiscard]] FigureGroup handoff_single();
 /// Batches of 32 completions that belong to so many connections (c64: to 32 of the 64).
 [[nodiscard]] FigureGroup handoff_per_connection(std::uint32_t connections, double goal);
