@@ -24,6 +24,7 @@ std::vector<FigureGroup> all_groups() {
       handoff_per_connection(1, 1.3),
       handoff_per_connection(8, 2.0),
       handoff_per_connection(64, 4.0),
+      handoff_dpdk(),
   };
 }
 

@@ -14,4 +14,7 @@ namespace sluice::bench {
 /// Batches of 32 completions that belong to so many connections (c64: to 32 of the 64).
 [[nodiscard]] FigureGroup handoff_per_connection(std::uint32_t connections, double goal);
 
+/// With order, against DPDK's ways to keep it.
+[[nodiscard]] FigureGroup handoff_dpdk();
+
 }  // namespace sluice::bench

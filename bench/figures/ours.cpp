@@ -50,11 +50,7 @@ Status Ours::start() {
     AttachOptions attach;
     attach.order = options_.order;
     attach.poller = poller;
-    auto handle = dispatcher_->attach(
-        sources_.back(), attach,
-        [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
-          readers_[info.worker].read(completions);
-        });
+    auto handle = dispatcher_->attach(sources_.back(), attach, handler());
     if (!handle.ok()) return handle.status();
     attached_.push_back(*handle);
     for (std::uint32_t i = 0; i < options_.connections; ++i) {
@@ -68,6 +64,23 @@ Status Ours::start() {
   }
   settle();
   return {};
+}
+
+Handler Ours::handler() {
+  if (options_.check_order) {
+    return [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
+      for (const ibv_wc& wc : completions) order_.note(wc);
+      readers_[info.worker].read(completions);
+    };
+  }
+  return [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
+    readers_[info.worker].read(completions);
+  };
+}
+
+Status Ours::check() const {
+  SLUICE_RETURN_IF_ERROR(order_.status());
+  return readers_.check(options_.pollers, total_ / options_.pollers);
 }
 
 void Ours::settle() {
@@ -107,7 +120,7 @@ Result<Timing> Ours::run(std::uint64_t units) {
   }
   Result<Timing> timing = run_pinned(roles);
   if (!timing.ok()) return timing;
-  SLUICE_RETURN_IF_ERROR(readers_.check(options_.pollers, total_ / options_.pollers));
+  SLUICE_RETURN_IF_ERROR(check());
   return timing;
 }
 
@@ -128,12 +141,17 @@ Result<Timing> Ours::run_stepped(std::uint64_t units) {
                   }};
   Result<Timing> timing = run_pinned({&role, 1});
   if (!timing.ok()) return timing;
-  SLUICE_RETURN_IF_ERROR(readers_.check(options_.pollers, total_ / options_.pollers));
+  SLUICE_RETURN_IF_ERROR(check());
   return timing;
 }
 
 Contender Ours::contender(std::string name) {
   return {std::move(name), [this](std::uint64_t units) { return run(units); }, granularity()};
+}
+
+Contender Ours::stepped_contender(std::string name) {
+  return {std::move(name), [this](std::uint64_t units) { return run_stepped(units); },
+          granularity()};
 }
 
 }  // namespace sluice::bench

@@ -3,7 +3,9 @@
 
 #include <infiniband/verbs.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <random>
@@ -63,6 +65,28 @@ struct alignas(kCacheLine) Reader {
   }
 };
 
+/// Sees each connection's completions come in the order in which their source gave them. For
+/// handlers that are not run twice at a time for one connection.
+class OrderCheck {
+ public:
+  static constexpr std::uint32_t kConnections = 64;  ///< queue pairs 1..64
+
+  void note(const ibv_wc& wc) noexcept {
+    std::uint64_t& next = next_[wc.qp_num];
+    disorders_ += wc.wr_id < next ? 1 : 0;
+    next = wc.wr_id + 1;
+  }
+  [[nodiscard]] Status status() const {
+    if (disorders_ == 0) return {};
+    return {StatusCode::internal,
+            std::to_string(disorders_) + " completions overtook others of their connection"};
+  }
+
+ private:
+  std::array<std::uint64_t, kConnections + 1> next_{};
+  std::uint64_t disorders_ = 0;
+};
+
 /// The readers of a contender's workers, and what they must have read in the end.
 class Readers {
  public:
@@ -116,6 +140,13 @@ class FreeBuffers {
     Buffer* const buffer = free_;
     if (buffer != nullptr) free_ = buffer->next;
     return buffer;
+  }
+  [[nodiscard]] std::span<Buffer> all() noexcept { return buffers_; }
+  /// Whose completion that is.
+  [[nodiscard]] Buffer* owner_of(const ibv_wc* completion) noexcept {
+    const auto distance = reinterpret_cast<const std::byte*>(completion) -
+                          reinterpret_cast<const std::byte*>(buffers_.data());
+    return &buffers_[static_cast<std::size_t>(distance) / sizeof(Buffer)];
   }
 
  private:
