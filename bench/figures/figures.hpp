@@ -17,4 +17,9 @@ namespace sluice::bench {
 /// With order, against DPDK's ways to keep it.
 [[nodiscard]] FigureGroup handoff_dpdk();
 
+/// Without order, against a thread for each completion queue.
+[[nodiscard]] FigureGroup handoff_thread_per_cq();
+/// One connection that has nearly everything.
+[[nodiscard]] FigureGroup skew();
+
 }  // namespace sluice::bench

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,9 @@ struct OursOptions {
   std::uint32_t in_flight_max = 0;  ///< completions of each source; 0: as the buffers allow
   bool check_order = false;         ///< the handler does; connections <= 64
   std::vector<ibv_wc> pattern;      ///< of each source; empty: one connection's receives
+  /// The (one) poller is run by the last worker's thread, in turn with it.
+  bool poller_beside_worker = false;
+  std::function<void()> work;  ///< the handler does this, too, for each completion
 };
 
 /// The dispatcher as it ships, driven by threads of the bench: a CPU for each poller, then one for
@@ -49,6 +53,7 @@ class Ours {
   explicit Ours(const Bench& bench, OursOptions options);
   [[nodiscard]] Status start();
   void settle();
+  [[nodiscard]] std::vector<Role> roles();
   [[nodiscard]] Handler handler();
   [[nodiscard]] Status check() const;
 
