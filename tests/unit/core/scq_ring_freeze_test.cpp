@@ -97,8 +97,12 @@ class ScqRingFrozen : public ::testing::TestWithParam<FreezeCase> {
   }
   void pop() {
     std::uint64_t out = 0;
-    ASSERT_TRUE(ring_.pop(out));
-    note(out);
+    if (ring_.pop(out)) {
+      note(out);
+    } else {  // a frozen pop may hold one ticket, and with it the one element that came for it
+      ASSERT_TRUE(operation_is("pop"));
+      ASSERT_EQ(next_in_ - taken_, 1u);
+    }
   }
   void note(std::uint64_t value) {
     if (value == kLate) {
@@ -230,14 +234,17 @@ TEST_P(ScqRingFrozen, HoldsUpNobody) {
 
   frozen.thaw();
   ASSERT_FALSE(HasFatalFailure());
-  if (popped_late_) ASSERT_NO_FATAL_FAILURE(note(late_));
+  if (popped_late_) {
+    ASSERT_NO_FATAL_FAILURE(note(late_));
+  }
   while (ring_.pop(out)) ASSERT_NO_FATAL_FAILURE(note(out));
   EXPECT_EQ(taken_, next_in_) << "something is lost";
   EXPECT_EQ(missing_, kNothing) << "something that the frozen thread had taken is lost";
   EXPECT_EQ(late_seen_, pushed_late_ ? 1 : 0);
-  if (late_went_in) EXPECT_TRUE(pushed_late_);
+  EXPECT_TRUE(pushed_late_ || !late_went_in);
   // With no slot taken away meanwhile, a push cannot find the ring full.
-  if (operation_is("push") && *GetParam().variant == '\0') EXPECT_TRUE(pushed_late_);
+  const bool may_be_refused = !operation_is("push") || *GetParam().variant != '\0';
+  EXPECT_TRUE(pushed_late_ || may_be_refused);
   EXPECT_TRUE(ring_.empty_seq_cst());
   for (std::uint64_t i = 0; i < kCapacity; ++i) EXPECT_TRUE(ring_.push(i));  // all slots are back
   EXPECT_FALSE(ring_.push(9));
