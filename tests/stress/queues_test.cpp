@@ -31,9 +31,13 @@ using test::Tagged;
 using test::Threads;
 using test::Watchdog;
 
+/// Where rings are full most of the time, threads mostly wait for each other's slices of the CPU.
+constexpr std::uint64_t kWhenMostlyFull = 300'000;
+
 /// The pool's queue: a ring per producer, every consumer at all of them. In bulk, or one by one.
-void through_a_pool_of_spmc_rings(std::size_t capacity, std::size_t push_max, std::size_t pop_max) {
-  const std::uint64_t per_producer = stress_items(kTenMillion) / kProducers;
+void through_a_pool_of_spmc_rings(std::uint64_t items, std::size_t capacity, std::size_t push_max,
+                                  std::size_t pop_max) {
+  const std::uint64_t per_producer = items / kProducers;
   const std::uint64_t total = per_producer * kProducers;
   std::vector<std::unique_ptr<SpmcRing<std::uint64_t>>> rings;
   for (unsigned i = 0; i < kProducers; ++i) {
@@ -85,13 +89,13 @@ void through_a_pool_of_spmc_rings(std::size_t capacity, std::size_t push_max, st
 }
 
 TEST(Stress, SpmcRingsInBulk) {
-  through_a_pool_of_spmc_rings(256, 16, 16);
+  through_a_pool_of_spmc_rings(stress_items(kTenMillion), 256, 16, 16);
 }
 TEST(Stress, SpmcRingsOneByOne) {
-  through_a_pool_of_spmc_rings(256, 1, 1);
+  through_a_pool_of_spmc_rings(stress_items(kTenMillion), 256, 1, 1);
 }
 TEST(Stress, SpmcRingsMostlyFull) {
-  through_a_pool_of_spmc_rings(8, 16, 4);
+  through_a_pool_of_spmc_rings(stress_items(kWhenMostlyFull), 8, 16, 4);
 }
 
 void many_through_one_scq_ring(std::size_t capacity, std::uint64_t items) {
@@ -133,7 +137,7 @@ TEST(Stress, ScqRing) {
   many_through_one_scq_ring(1024, stress_items(kTenMillion));
 }
 TEST(Stress, ScqRingMostlyFull) {
-  many_through_one_scq_ring(3, stress_items(kTenMillion));
+  many_through_one_scq_ring(3, stress_items(kWhenMostlyFull));
 }
 
 struct Buffer {

@@ -50,7 +50,9 @@ namespace sluice {
 ///
 /// Threads: worker calls with its own id, one thread at a time; the others by any thread.
 /// Progress: nothing waits for another thread but park() itself. A waker frozen between (4) and (5)
-/// counts as a searcher, so others wake nobody until it goes on; a deadline on park() bounds that.
+/// counts as a searcher, and so does a worker frozen while it searches: others wake nobody until it
+/// goes on. Workers that are awake take what it would have; for those that sleep a deadline on
+/// park() bounds it.
 /// Cost: notify_published() one load; a wake one CAS and a system call (some 7 us for the waker on
 /// a virtual machine, less on bare metal); begin_search and found_work one RMW each, which a worker
 /// that finds work at its first look need not call.

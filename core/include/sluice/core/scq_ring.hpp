@@ -16,7 +16,12 @@
 namespace sluice {
 
 /// Up to this many threads may be inside operations of one ScqRing at once. The proof of SCQ needs
-/// no more threads than half the entries of an index ring; the rings are never made smaller.
+/// no more threads than half the entries of an index ring (n); the rings are never made smaller. It
+/// is what the threshold 3n - 1 rests on: the last index lies at most 2n - 1 tickets beyond the
+/// head, and each thread that has drawn a ticket in vain may lower the threshold once more. A
+/// thread claims one ticket at a time: with claims in bulk a thread would count as many times as it
+/// claims, which is why there are none here. With too many threads nothing is lost: a pop may say
+/// "empty" (a push "full") that is not, until the next push (pop).
 inline constexpr std::size_t kScqMaxThreads = 128;
 
 /// A ring of indices after SCQ: Ruslan Nikolaev, "A Scalable, Portable, and Memory-Efficient
