@@ -72,13 +72,9 @@ WaitController::WaitController(const Settings& settings) noexcept
       latency_(settings.wake_latency_ns),
       overhead_(settings.block_overhead_ns),
       random_(settings.seed) {
-  for (Context& context : contexts_) {
-    context.costs = kGrid.prior;
-    const auto* const least = std::min_element(context.costs.begin(), context.costs.end());
-    context.best = static_cast<std::size_t>(least - context.costs.begin());
-  }
+  for (Context& context : contexts_) context.costs = kGrid.prior;
   update_wake_cost();
-  choose_limit();
+  cap_limit(settings.limit_max);
 }
 
 // --- the course of a gap
@@ -146,6 +142,11 @@ void WaitController::learn(double gap, bool blocked) noexcept {
   choose_limit();
 }
 
+std::size_t WaitController::cheapest(const Context& context) const noexcept {
+  const auto* const begin = context.costs.data();
+  return static_cast<std::size_t>(std::min_element(begin, begin + allowed_) - begin);
+}
+
 /// What each limit would have cost; and which one is the cheapest now.
 void WaitController::charge(Context& context, float gap) noexcept {
   const Vector gaps = Vector{} + gap;
@@ -157,10 +158,22 @@ void WaitController::charge(Context& context, float gap) noexcept {
     sum = sum * kKeep + cost + kPriorWeight * load(&kGrid.prior[i]);
     least = sum < least ? sum : least;
   }
+  if (allowed_ < kLimits) {
+    context.best = cheapest(context);
+    return;
+  }
   const float smallest = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
   if (context.costs[context.best] == smallest) return;  // mostly
   context.best = 0;
   while (context.costs[context.best] != smallest) ++context.best;
+}
+
+void WaitController::cap_limit(double limit_max) noexcept {
+  settings_.limit_max = std::clamp(limit_max, 0.0, kLimitMax);
+  allowed_ = 1;  // not to spin at all
+  while (allowed_ < kLimits && double{kGrid.limit[allowed_]} <= settings_.limit_max) ++allowed_;
+  for (Context& context : contexts_) context.best = cheapest(context);
+  choose_limit();
 }
 
 void WaitController::choose_limit() noexcept {

@@ -93,8 +93,8 @@ struct DispatcherConfig {
   std::chrono::milliseconds stall_threshold{200};
   /// How long a drain waits for LAST_WQE_REACHED on a device that may never send it (E3).
   std::chrono::milliseconds last_wqe_grace{100};
-  /// What the control takes for now: for deadlines only. Unset: steady_clock::now. A simulation
-  /// puts a clock of its own here.
+  /// What the control takes for now, for deadlines, and adaptive pollers, for gaps. Unset:
+  /// steady_clock::now. A simulation puts a clock of its own here; any thread may ask it.
   std::function<std::chrono::steady_clock::time_point()> clock;
 
   /// What a plan comes to: threads pinned where it says, memory on their nodes.

@@ -37,8 +37,8 @@ namespace sluice {
 /// right or wrong, enters the bound. D is never let fall below -100 C, so that a good past is no
 /// licence to lose: that makes D larger only, so the bound stands, and over any stretch of gaps it
 /// holds with 129 C. If C moves (it is learnt), each gap and cost is counted in units of the C of
-/// its time; a gap with a block is what the controller takes it for. No online policy can promise less than e / (e - 1) = 1.582, and none beats it where
-/// gaps are exponential with mean C.
+/// its time; a gap with a block is what the controller takes it for. No online policy can promise
+/// less than e / (e - 1) = 1.582, and none beats it where gaps are exponential with mean C.
 ///
 /// With a latency target, C is overhead + w latency, and w in [1, 64] moves such that what waiting
 /// adds to an arrival is, averaged over some 64 of them, within the target; the bound is then one
@@ -54,6 +54,8 @@ class WaitController {
  public:
   static constexpr std::size_t kLimits = 38;
   static constexpr double kLimitMax = 8.0;  ///< the longest limit, in wakes
+  /// A limit_max for threads that share a CPU with another one.
+  static constexpr double kSharedLimitMax = 0.125;
   static constexpr std::int64_t kCapWindowNs = 100'000'000;
   /// The additive constant of the bound, in wakes, and its factor.
   static constexpr double kGuardFactor = 1.02;
@@ -102,6 +104,9 @@ class WaitController {
   void note_wake_latency(std::int64_t latency_ns) noexcept;
   /// CPU time of going to sleep and coming back, without the sleep: a sample, likewise.
   void note_block_overhead(std::int64_t overhead_ns) noexcept;
+
+  /// Settings::limit_max, where it is known only later.
+  void cap_limit(double limit_max) noexcept;
 
   // --- what it thinks ---------------------------------------------------------------------------
 
@@ -158,12 +163,14 @@ class WaitController {
   [[nodiscard]] bool within_cap(std::int64_t now_ns) noexcept;
   void learn(double gap, bool blocked) noexcept;
   void charge(Context& context, float gap) noexcept;
+  [[nodiscard]] std::size_t cheapest(const Context& context) const noexcept;
   void choose_limit() noexcept;
   void follow_target(bool blocked) noexcept;
   void update_wake_cost() noexcept;
   [[nodiscard]] double uniform() noexcept;
 
-  const Settings settings_;
+  Settings settings_;
+  std::size_t allowed_ = kLimits;  ///< limits up to Settings::limit_max
   std::array<Context, kContexts> contexts_;
   std::size_t context_ = 1;
 
