@@ -203,7 +203,7 @@ void Poller::pre_wake_workers() noexcept {
     const epoll_event& event = ready_[static_cast<std::size_t>(i)];
     const SourceState* const source = cold_source_of(event);
     if (source == nullptr || (event.events & EPOLLIN) == 0) continue;
-    if (source->pool == nullptr || source->pool == last) continue;
+    if (source->options.order == Order::inlined || source->pool == last) continue;
     last = source->pool;
     if (source->pool->parking.pre_wake()) count_.pre_wakes.add();
   }
