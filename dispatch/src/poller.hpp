@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "control_port.hpp"
-#include "owner_thread.hpp"
 #include "pool.hpp"
 #include "sluice/core/mailbox.hpp"
+#include "sluice/core/owner_thread.hpp"
 #include "sluice/topology/memory.hpp"
 #include "state.hpp"
 
