@@ -257,18 +257,18 @@ Status Ring::cancel() {
           "cancel what is in the ring '" + name_ + "'", -result};
 }
 
-/// Operations that the kernel has taken and not completed. Only for the owner of the source while
-/// nobody submits.
+/// Operations that the kernel has taken and whose completions were not reaped. Only for the owner
+/// of the source while nobody submits.
 std::uint32_t Ring::in_kernel() const noexcept {
-  return std::atomic_ref(*sq_head_).load(std::memory_order_relaxed) - head_;
+  return std::atomic_ref(*sq_head_).load(std::memory_order_relaxed) - head_ - lost();
 }
 
 void Ring::take_rest(const std::function<void(const io_uring_cqe&)>& abandoned) {
   ibv_wc wcs[32];
   for (;;) {  // bound: the CQ's entries, and what is in the kernel
-    const PollOutcome outcome = poll(wcs);
-    if (outcome.count == 0) return;
-    const auto rest = std::span<const ibv_wc>(wcs).first(outcome.count);
+    const std::uint32_t count = reap(wcs);
+    if (count == 0) return;
+    const auto rest = std::span<const ibv_wc>(wcs).first(count);
     for (const ibv_wc& wc : rest) {
       if (abandoned) abandoned(to_cqe(wc));
     }
@@ -287,7 +287,8 @@ Status Ring::wait_for_kernel(std::chrono::nanoseconds deadline,
               "close the ring '" + name_ + "': the kernel has not finished " +
                   std::to_string(in_kernel()) + " operations, and may go on using their memory"};
     }
-    (void)cancel_all();  // not before Linux 6.0: then they end by themselves
+    (void)cancel_all();                   // not before Linux 6.0: then they end by themselves
+    (void)::io_uring_get_events(&ring_);  // should the CQ have overflowed: the rest
     pollfd descriptor{event_fd_, POLLIN, 0};
     (void)::poll(&descriptor, 1, static_cast<int>(kCancelInterval.count()));
     (void)consume_event();
@@ -307,25 +308,29 @@ Status Ring::close(std::chrono::nanoseconds deadline,
 
 PollOutcome Ring::poll(std::span<ibv_wc> out) noexcept {
   if (poll_fault_.fault != SourceFault::none) return poll_fault_;
+  if (const std::uint32_t count = reap(out); count != 0) return {count, SourceFault::none, 0};
+  const bool kept_back =
+      (std::atomic_ref(*sq_flags_).load(std::memory_order_relaxed) & IORING_SQ_CQ_OVERFLOW) != 0;
+  // Somebody went past the credits. What the kernel keeps back comes with no event.
+  if (kept_back || lost() != 0) poll_fault_ = {0, SourceFault::cq_error, EOVERFLOW};
+  return poll_fault_;
+}
+
+std::uint32_t Ring::reap(std::span<ibv_wc> out) noexcept {
   // Acquire: pairs with the kernel's release of the tail: the CQEs before it are written.
   const unsigned tail = std::atomic_ref(*cq_tail_).load(std::memory_order_acquire);
-  const auto there = tail - head_;
-  if (there == 0) {
-    const bool kept_back =
-        (std::atomic_ref(*sq_flags_).load(std::memory_order_relaxed) & IORING_SQ_CQ_OVERFLOW) != 0;
-    if (kept_back || std::atomic_ref(*cq_overflow_).load(std::memory_order_relaxed) != 0) {
-      // Somebody went past the credits. What the kernel keeps back comes with no event.
-      poll_fault_ = {0, SourceFault::cq_error, EOVERFLOW};
-    }
-    return poll_fault_;
-  }
+  if (tail == head_) return 0;
   (void)submitted_.load(std::memory_order_acquire);  // (4) acquire: pairs with (3)
-  const auto count = std::min<std::uint32_t>(there, static_cast<std::uint32_t>(out.size()));
+  const std::uint32_t count = std::min(tail - head_, static_cast<std::uint32_t>(out.size()));
   for (std::uint32_t i = 0; i < count; ++i) out[i] = to_wc(cqes_[(head_ + i) & cq_mask_]);
   head_ += count;
   // Release: pairs with the kernel's acquire of the head: it may write to these CQEs again.
   std::atomic_ref(*cq_head_).store(head_, std::memory_order_release);
-  return {count, SourceFault::none, 0};
+  return count;
+}
+
+std::uint32_t Ring::lost() const noexcept {
+  return std::atomic_ref(*cq_overflow_).load(std::memory_order_relaxed);
 }
 
 EventOutcome Ring::consume_event() noexcept {

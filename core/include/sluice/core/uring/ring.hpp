@@ -133,6 +133,8 @@ class Ring final : public CompletionSource {
   [[nodiscard]] const io_uring_sqe* find_refused() const noexcept;
   void forget_unsubmitted() noexcept;
   [[nodiscard]] std::uint32_t in_kernel() const noexcept;
+  [[nodiscard]] std::uint32_t reap(std::span<ibv_wc> out) noexcept;
+  [[nodiscard]] std::uint32_t lost() const noexcept;
   void take_rest(const std::function<void(const io_uring_cqe&)>& abandoned);
   [[nodiscard]] Status wait_for_kernel(std::chrono::nanoseconds deadline,
                                        const std::function<void(const io_uring_cqe&)>& abandoned);
