@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -708,7 +709,7 @@ TEST(RingEnd, CloseIsRefusedWhileAPollerOwnsIt) {
   require(ring->close(kGenerous));
 }
 
-TEST(RingEnd, ItsDestructorWaitsForTheKernel) {
+TEST(RingEnd, ItsDestructorCancelsWhatWaits) {
   const Pipe pipe;
   char byte = '-';
   {
@@ -722,6 +723,28 @@ TEST(RingEnd, ItsDestructorWaitsForTheKernel) {
   EXPECT_EQ(::read(pipe.out(), &read, 1), 1);
   EXPECT_EQ(read, 'x');
   EXPECT_EQ(byte, '-');
+}
+
+TEST(RingEnd, AfterItsDestructorTheKernelTouchesNoMemory) {
+  constexpr std::size_t kLarge = std::size_t{32} << 20;  // it takes a kernel worker a while
+  const TemporaryFile file;
+  std::vector<char> bytes(kLarge, 'x');
+  {
+    const auto ring = make_ring();
+    io_uring_sqe* const sqe = prepare(*ring, 1);
+    ::io_uring_prep_write(sqe, file.fd(), bytes.data(), kLarge, 0);
+    sqe->flags |= IOSQE_ASYNC;
+    sqe->user_data = 1;
+    require(ring->submit());
+    char first = 0;
+    while (::pread(file.fd(), &first, 1, 0) == 0) std::this_thread::yield();  // it has begun
+  }
+  std::fill(bytes.begin(), bytes.end(), 'y');  // whoever frees it next does worse
+  std::vector<char> written(kLarge);
+  const ssize_t size = ::pread(file.fd(), written.data(), kLarge, 0);
+  ASSERT_GT(size, 0);
+  written.resize(static_cast<std::size_t>(size));
+  EXPECT_EQ(std::count(written.begin(), written.end(), 'y'), 0);
 }
 
 class RingEndDeathTest : public RingCreateDeathTest {};

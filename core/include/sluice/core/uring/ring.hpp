@@ -56,12 +56,13 @@ struct RingConfig {
 ///   signal off by an RCU period (when a CQE is posted from within another eventfd's wake-up), but
 ///   it does not drop it.
 /// - INV-POLL: the CQ is all there is. The kernel keeps CQEs back only when the CQ is full.
-/// What would break them is not offered. IORING_SETUP_COOP_TASKRUN posts CQEs only when the
-/// submitter makes a system call, DEFER_TASKRUN only when it asks for them, IOPOLL only when
-/// somebody polls the device; the poller would sleep meanwhile. Without them the kernel interrupts
-/// the submitting thread to post what needs its context, even out of a sleep: an idle worker can
-/// have a wake without work. SINGLE_ISSUER forbids handing over; SQPOLL is of no use beside a
-/// poller; SQE128 and CQE32 are other layouts; an eventfd for asynchronous completions alone
+/// What would break them is not offered. With IORING_SETUP_COOP_TASKRUN CQEs are posted when the
+/// submitter next enters the kernel (on a busy CPU with the next tick; on one without ticks there
+/// may be none), with DEFER_TASKRUN when it asks for them, with IOPOLL when somebody polls the
+/// device; the poller would sleep meanwhile. Without them the kernel interrupts the submitting
+/// thread to post what needs its context, even out of a sleep: an idle worker can have a wake
+/// without work. SINGLE_ISSUER forbids handing over; SQPOLL is of no use beside a poller; SQE128
+/// and CQE32 are other layouts; an eventfd for asynchronous completions alone
 /// (io_uring_register_eventfd_async), or disabled by IORING_CQ_EVENTFD_DISABLED, misses some.
 ///
 /// A thread that ends takes what it submitted with it, unless it is being written or read already:
