@@ -232,8 +232,11 @@ TEST(RingPerWorker, HandlersSubmitToTheirWorkersRing) {
   const Way ways[] = {{Order::none, WaitMode::event}, {Order::per_connection, WaitMode::event}};
   for (const Way& way : ways) {
     std::vector<std::shared_ptr<Ring>> rings;
-    // All chains may be on one ring, each with the operation that is being handled and the next.
-    for (std::uint32_t i = 0; i < kWorkers; ++i) rings.push_back(make_ring(kChains, 2 * kChains));
+    // All chains may be on one ring, each with its next operation and, on every worker, one whose
+    // handler is just about to return.
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      rings.push_back(make_ring(kChains, (kWorkers + 1) * kChains));
+    }
     const auto seed = make_ring(kChains, kChains);
     auto dispatcher = start(small_config(kWorkers, way.wait));
     std::atomic<std::uint64_t> finished{0}, wrong{0};

@@ -43,10 +43,11 @@ struct RingConfig {
 ///
 /// Credits (C4): an operation takes one when it is prepared, which comes back when the handler has
 /// returned for its completion (retire). There are as many as the CQ has entries, so the CQ cannot
-/// overflow. A handler that submits the next operation itself still holds the credit of the last
-/// one: give such a ring twice as many completions as it has operations. All of it holds as long as
-/// each operation completes once: submit() refuses the kinds that do not. The CQE that tells of an
-/// error is one like any other; a linked operation that was never begun has one, too (-ECANCELED).
+/// overflow. That holds as long as each operation completes once: submit() refuses the kinds that
+/// do not. The CQE that tells of an error is one like any other; a linked operation that was never
+/// begun has one, too (-ECANCELED). Where handlers submit what follows, the credit of what they
+/// handle is not back yet, on any worker: for `n` chains of operations n * (workers + 1) are never
+/// refused.
 ///
 /// Invariants of a source, for the ring's eventfd:
 /// - INV-ARM: the kernel signals the eventfd after each posting of CQEs, asked for or not: it is
