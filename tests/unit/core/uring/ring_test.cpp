@@ -93,8 +93,11 @@ class Reaper {
 /// A file of the kind that a log is, gone with its descriptor.
 class TemporaryFile {
  public:
-  TemporaryFile() : fd_(::open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)) {
+  TemporaryFile() {
+    char path[] = "/tmp/sluice-ring-XXXXXX";
+    fd_ = ::mkostemp(path, O_CLOEXEC);
     if (fd_ < 0) throw std::runtime_error("no temporary file");
+    (void)::unlink(path);
   }
   ~TemporaryFile() { (void)::close(fd_); }
   TemporaryFile(const TemporaryFile&) = delete;
@@ -102,7 +105,7 @@ class TemporaryFile {
   [[nodiscard]] int fd() const { return fd_; }
 
  private:
-  int fd_;
+  int fd_ = -1;
 };
 
 class Pipe {
