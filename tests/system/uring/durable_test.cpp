@@ -64,8 +64,10 @@ struct Link {
   std::atomic<std::uint32_t> early_acks{0};  ///< of what was not in the log yet
   std::atomic<std::uint32_t> failed_writes{0}, cancelled_syncs{0}, strange{0}, refused{0};
 
-  // The server's, under `state`: two rings complete for one connection.
-  std::mutex state;
+  std::atomic<ReceivePool*> buffers{nullptr};
+
+  // The server's. No lock: what is received and what the rings complete for one connection has one
+  // key, so one lane, and its handlers never run on two workers at once.
   std::array<ReceivedBuffer, kWindow> writing;  ///< written from where they were received
   std::array<bool, kWindow> durable{};
   std::uint32_t received = 0;
@@ -96,7 +98,6 @@ class Engine {
                                                        : std::make_unique<Log>()));
     }
     attach_rings();
-    attach_receives();
     connect_all();
   }
   ~Engine() {
@@ -137,7 +138,6 @@ class Engine {
     acceptor_->close();
     for (auto& link : links_) detach_clean(*link->client);
     for (auto& link : links_) detach_clean(*link->server);
-    EXPECT_TRUE(require(receives_->detach(kDrainPatience)).clean);
     for (auto& ring : rings_) await("the credits", [&] { return ring->in_flight() == 0; });
     for (auto& source : ring_sources_) EXPECT_TRUE(require(source->detach(kDrainPatience)).clean);
     for (auto& ring : rings_) {
@@ -160,42 +160,34 @@ class Engine {
     for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
       rings_.push_back(require(uring::Ring::create({.submissions = most, .completions = 2 * most},
                                                    "log " + std::to_string(worker))));
+      AttachOptions options;
+      options.order = Order::per_key;
+      options.key = uring_key([](const io_uring_cqe& cqe) noexcept {
+        return std::uint64_t{Step::unpack(cqe.user_data).tag};
+      });
+      const auto handle = [this, worker](std::span<const io_uring_cqe> cqes,
+                                         const BatchInfo&) noexcept {
+        completed_[worker] += cqes.size();
+        for (const io_uring_cqe& cqe : cqes) written(cqe);
+      };
       ring_sources_.push_back(
-          require(server_->attach(rings_.back(), {.order = Order::none},
-                                  uring_handler([this, worker](std::span<const io_uring_cqe> cqes,
-                                                               const BatchInfo&) noexcept {
-                                    completed_[worker] += cqes.size();
-                                    for (const io_uring_cqe& cqe : cqes) written(cqe);
-                                  }))));
+          require(server_->attach(rings_.back(), std::move(options), uring_handler(handle))));
     }
   }
 
-  void attach_receives() {
-    const std::uint32_t depth = connections_ * kWindow;
-    queue_ = require(
-        rpma::SharedReceiveQueue::create(site_.peer, {.depth = depth, .receive_cq_size = {}}));
-    buffers_ = require(queue_->stock(depth, kMessageSize));
-    AttachOptions options;
-    options.receive_pool = buffers_;
-    receives_ = require(
-        server_->attach(queue_->receive_cq(), options,
-                        [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-                          Link& link = *static_cast<Link*>(info.context);
-                          for (const ibv_wc& wc : batch) receive(link, *rings_[info.worker], wc);
-                          if (!rings_[info.worker]->submit().ok()) ++link.refused;
-                        }));
-  }
-
   void connect_all() {
-    rpma::ConnectionConfig config = patient(2 * kWindow, 2 * kWindow);
-    config.srq = queue_;
+    const rpma::ConnectionConfig config = patient(2 * kWindow, 2 * kWindow);
     acceptor_ = std::make_unique<Acceptor>(site_, *server_, config, [this](std::uint32_t tag) {
       Link* const link = links_.at(tag).get();
       ConnectionOptions options;
       options.context = link;
-      options.receive_source = receives_;
-      options.handler = [link](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
-        for (const ibv_wc& wc : batch) link->reply.note(wc);
+      options.order = Order::per_key;
+      options.key = [tag](const ibv_wc&) noexcept { return std::uint64_t{tag}; };
+      options.handler = [this, link](std::span<const ibv_wc> batch,
+                                     const BatchInfo& info) noexcept {
+        uring::Ring& ring = *rings_[info.worker];
+        for (const ibv_wc& wc : batch) serve(*link, ring, wc);
+        if (!ring.submit().ok()) ++link->refused;
       };
       return std::optional<ConnectionOptions>(std::move(options));
     });
@@ -221,15 +213,29 @@ class Engine {
       (void)require(link->client->connection().stock(2 * kWindow, kMessageSize));
     }
     acceptor_->await_connected(connections_);
-    for (auto& link : links_) link->server = acceptor_->handle(link->tag);
+    for (auto& link : links_) {
+      link->server = acceptor_->handle(link->tag);
+      link->buffers = require(link->server->connection().stock(2 * kWindow, kMessageSize));
+    }
+  }
+
+  void serve(Link& link, uring::Ring& ring, const ibv_wc& wc) {
+    ReceivePool* const pool = link.buffers;
+    if (pool == nullptr || !pool->owns(wc.wr_id)) {
+      link.reply.note(wc);
+    } else if (wc.status != IBV_WC_SUCCESS) {
+      pool->take(wc).release();  // flushed at the end; what failed has no key
+    } else {
+      const Stream::Call call(link.request);
+      receive(link, ring, *pool, wc);
+    }
   }
 
   /// A message has arrived: to the log with it, from the buffer where it lies.
-  void receive(Link& link, uring::Ring& ring, const ibv_wc& wc) {
-    const std::scoped_lock lock(link.state);
+  static void receive(Link& link, uring::Ring& ring, ReceivePool& pool, const ibv_wc& wc) {
     const std::uint32_t sequence = link.received++;
     ReceivedBuffer& buffer = link.writing[sequence % kWindow];
-    buffer = buffers_->take(wc);
+    buffer = pool.take(wc);
     io_uring_sqe* chain[2];
     if (buffer.bytes().size() != kMessageSize || !ring.try_prepare(chain)) {
       ++link.refused;
@@ -248,7 +254,7 @@ class Engine {
   void written(const io_uring_cqe& cqe) {
     const Step step = Step::unpack(cqe.user_data);
     Link& link = *links_.at(step.tag);
-    const std::scoped_lock lock(link.state);
+    const Stream::Call call(link.request);
     if (!step.sync) {
       if (cqe.res < 0) ++link.failed_writes;
       if (cqe.res >= 0 && cqe.res != static_cast<int>(kMessageSize)) ++link.strange;
@@ -269,12 +275,9 @@ class Engine {
   std::vector<std::unique_ptr<Link>> links_;
   std::array<std::atomic<std::uint64_t>, kWorkers> completed_{};
   std::vector<std::shared_ptr<uring::Ring>> rings_;
-  std::shared_ptr<rpma::SharedReceiveQueue> queue_;
-  ReceivePool* buffers_ = nullptr;
   std::shared_ptr<rpma::MemoryRegion> memory_;
   Node server_{{.workers = kWorkers}}, client_;
   std::vector<std::shared_ptr<SourceHandle>> ring_sources_;
-  std::shared_ptr<SourceHandle> receives_;
   std::unique_ptr<Acceptor> acceptor_;
 };
 
@@ -289,6 +292,7 @@ void expect_durable(const Link& link, std::uint32_t messages) {
   EXPECT_EQ(link.cancelled_syncs, 0u);
   EXPECT_EQ(link.strange, 0u);
   EXPECT_EQ(link.refused, 0u);
+  EXPECT_EQ(link.request.overlaps, 0u) << "handlers of one key ran on two workers at once";
   for (std::uint32_t i = 0; i < messages; ++i) EXPECT_TRUE(link.log->holds(link.tag, i)) << i;
   EXPECT_EQ(link.log->size(), off_t{messages} * kMessageSize);
 }

@@ -49,10 +49,9 @@ class UringHandler {
 /// It takes no more room than the callable (none is allocated up to Handler::kInlineSize); a batch
 /// is copied to the stack. Called with up to 32 at a time, in their order.
 template <typename F>
-requires std::is_invocable_v < std::remove_cvref_t<F>
-&, std::span<const io_uring_cqe>,
-    const BatchInfo& >
-        [[nodiscard]] UringHandler<std::remove_cvref_t<F>> uring_handler(F&& callable) {
+requires(
+    std::is_invocable_v<std::remove_cvref_t<F>&, std::span<const io_uring_cqe>, const BatchInfo&>)
+    [[nodiscard]] UringHandler<std::remove_cvref_t<F>> uring_handler(F&& callable) {
   static_assert(std::is_nothrow_invocable_v<std::remove_cvref_t<F>&, std::span<const io_uring_cqe>,
                                             const BatchInfo&>,
                 "a completion handler must be noexcept: nobody could catch what it throws");
@@ -63,8 +62,8 @@ requires std::is_invocable_v < std::remove_cvref_t<F>
 /// noexcept`: which lane an io_uring completion goes to. Where RDMA completions of the same pool
 /// have the same keys, both go through the same lanes.
 template <typename F>
-requires std::is_invocable_r_v < std::uint64_t, const std::remove_cvref_t<F>
-&, const io_uring_cqe& > [[nodiscard]] auto uring_key(F&& key) {
+requires(std::is_invocable_r_v<std::uint64_t, const std::remove_cvref_t<F>&, const io_uring_cqe&>)
+    [[nodiscard]] auto uring_key(F&& key) {
   static_assert(std::is_nothrow_invocable_v<const std::remove_cvref_t<F>&, const io_uring_cqe&>,
                 "a key function must be noexcept: nobody could catch what it throws");
   return [key = std::forward<F>(key)](const ibv_wc& wc) noexcept -> std::uint64_t {
