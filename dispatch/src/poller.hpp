@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "control_port.hpp"
-#include "owner_thread.hpp"
 #include "pool.hpp"
 #include "sluice/core/mailbox.hpp"
+#include "sluice/core/owner_thread.hpp"
 #include "sluice/dispatch/wait_controller.hpp"
 #include "sluice/topology/memory.hpp"
 #include "state.hpp"
