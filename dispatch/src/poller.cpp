@@ -465,26 +465,31 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
   const std::uint32_t count = inspect(source, {scratch_->completions, polled});
   const ibv_wc* const completions = scratch_->completions;
   const QueuePairTable::View queue_pairs = source->queue_pairs->view();
-  std::array<ConnectionState*, kBatchSize> groups;
+  // Whose each completion is, and each connection once.
   std::array<ConnectionState*, kBatchSize> of;
+  std::array<ConnectionState*, kBatchSize> groups;
   std::uint32_t group_count = 0;
-  std::uint32_t known = 0;
+  std::uint32_t unknown = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
-    ConnectionState* const connection = queue_pairs.find(completions[i].qp_num);
-    of[i] = connection;
+    ConnectionState* connection = queue_pairs.at_home(completions[i].qp_num);
     if (connection == nullptr) [[unlikely]] {
-      hold_or_orphan(source, completions[i]);
-      continue;
+      connection = queue_pairs.find(completions[i].qp_num);
+      if (connection == nullptr) {
+        of[i] = nullptr;
+        ++unknown;
+        hold_or_orphan(source, completions[i]);
+        continue;
+      }
     }
+    of[i] = connection;
     if (connection->in_batch++ == 0) groups[group_count++] = connection;
-    ++known;
   }
-  if (known == 0) {
+  if (group_count == 0) {
     free_batches_.push_back(parcel);
     return {Polled::some, polled};
   }
   // All of one connection: handed over as it is, and the empty one is polled into next time.
-  const bool as_it_is = group_count == 1 && known == count;
+  const bool as_it_is = group_count == 1 && unknown == 0;
   auto* const batch = static_cast<Batch*>(as_it_is ? std::exchange(scratch_, parcel) : parcel);
   ibv_wc* at = batch->completions;
   for (std::uint32_t group = 0; group < group_count; ++group) {
@@ -495,12 +500,14 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
     connection->receives.handover.hand(of_group);
     batch->groups[group] = connection->receives.group(of_group);
   }
-  if (!as_it_is) {
+  if (unknown > 0) [[unlikely]] {
     for (std::uint32_t i = 0; i < count; ++i) {
-      if (of[i] != nullptr) [[likely]]
-        *of[i]->batch_at++ = completions[i];
+      if (of[i] != nullptr) *of[i]->batch_at++ = completions[i];
     }
+  } else if (!as_it_is) {
+    for (std::uint32_t i = 0; i < count; ++i) *of[i]->batch_at++ = completions[i];
   }
+  const std::uint32_t known = count - unknown;
   publish(source, batch, known, true);
   return {Polled::some, polled};
 }
