@@ -782,6 +782,8 @@ bool Poller::lend(SourceState* source, std::span<const ibv_wc> completions) {
     open->first = batch;
     open_lanes_[open_lane_count_++] = {open, &connection->lane, stream};
   } else {
+    // The segment before it is not the last one any more, and may not be full.
+    open->last->count -= static_cast<std::uint32_t>(open->end - open->at);
     open->last->next = batch;
   }
   open->last = batch;
