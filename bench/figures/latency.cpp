@@ -114,8 +114,8 @@ Result<Samples> oneway_of_a_pointer(const Bench& bench, std::uint64_t count) {
 Contender latency_contender(std::string name, std::uint64_t samples_max,
                             std::function<Result<Samples>(std::uint64_t)> run,
                             std::vector<double>* p99_ns) {
-  return {std::move(name), [run = std::move(run), p99_ns, samples_max](
-                               std::uint64_t units) -> Result<Timing> {
+  return {std::move(name),
+          [run = std::move(run), p99_ns, samples_max](std::uint64_t units) -> Result<Timing> {
             const auto samples = run(std::min(units, samples_max));
             if (!samples) return samples.status();
             if (p99_ns != nullptr) p99_ns->push_back(samples->quantile_ns(0.99));
@@ -134,8 +134,8 @@ Status run_oneway(Bench& bench) {
           [&](std::uint64_t n) { return oneway_through_sluice(bench, Order::per_connection, n); },
           nullptr),
       latency_contender(
-          "pointer", kAwakeSamples,
-          [&](std::uint64_t n) { return oneway_of_a_pointer(bench, n); }, nullptr)};
+          "pointer", kAwakeSamples, [&](std::uint64_t n) { return oneway_of_a_pointer(bench, n); },
+          nullptr)};
   const auto rounds = measure(bench, contenders, {.units_max = kAwakeSamples});
   if (!rounds) return rounds.status();
   bench.add("latency.oneway.p50_ns", rounds->ns_per_unit("sluice"));
@@ -198,8 +198,7 @@ Result<Samples> bare_epoll_wake(const Bench& bench, std::uint64_t count) {
   const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
   epoll_event interest{};
   interest.events = EPOLLIN;
-  if (event.fd() < 0 || epoll < 0 ||
-      ::epoll_ctl(epoll, EPOLL_CTL_ADD, event.fd(), &interest) != 0)
+  if (event.fd() < 0 || epoll < 0 || ::epoll_ctl(epoll, EPOLL_CTL_ADD, event.fd(), &interest) != 0)
     return Status(StatusCode::resource_exhausted, "no epoll descriptor", errno);
   alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};
   Samples samples(kColdWarmUp, count);

@@ -242,8 +242,8 @@ Status run_many(Bench& bench) {
     Way* way;
     const ColdSources* cold;
   };
-  const std::array<Turn, 3> turns = {
-      Turn{&alone, &none}, Turn{&many, &*cold}, Turn{&bare, &*cold_of_epoll}};
+  const std::array<Turn, 3> turns = {Turn{&alone, &none}, Turn{&many, &*cold},
+                                     Turn{&bare, &*cold_of_epoll}};
   std::vector<double> slowdowns, tails, tails_us, bare_tails_us, bare_slowdowns;
   for (unsigned round = 0; round < bench.rounds(); ++round) {
     std::array<Outcome, turns.size()> outcomes;

@@ -58,9 +58,10 @@ Status run_path(Bench& bench) {
       {"sluice",
        [&](std::uint64_t units) {
          return run_pinned(std::array{Role{bench.cpu(0), [&] {
-           for (std::uint64_t done = 0; done < units;) done += poller.run_once();
-           poller.release_thread();
-         }}});
+                                             for (std::uint64_t done = 0; done < units;)
+                                               done += poller.run_once();
+                                             poller.release_thread();
+                                           }}});
        },
        kBatch},
       {"bare poll",

@@ -21,8 +21,8 @@ namespace sluice::bench {
 
 /// Sources without a device.
 
-/// Always full: a poll does what a provider's does. For each completion it checks the owner bit of a
-/// 64-byte entry of the queue, turns its fields from big endian, looks up the work request's id,
+/// Always full: a poll does what a provider's does. For each completion it checks the owner bit of
+/// a 64-byte entry of the queue, turns its fields from big endian, looks up the work request's id,
 /// and writes an ibv_wc; at the end it writes the doorbell record. The entries lie there already.
 class RingSource final : public CompletionSource {
  public:
@@ -42,8 +42,8 @@ class RingSource final : public CompletionSource {
     std::uint32_t count = 0;
     for (ibv_wc& wc : out) {
       const Entry& entry = ring_[consumed_ & mask_];
-      const std::uint8_t code =
-          std::atomic_ref<const std::uint8_t>(entry.opcode_and_owner).load(std::memory_order_acquire);
+      const std::uint8_t code = std::atomic_ref<const std::uint8_t>(entry.opcode_and_owner)
+                                    .load(std::memory_order_acquire);
       if ((code & 1) != kSoftware) break;
       switch (code >> 4) {
         case kReceive: wc.opcode = IBV_WC_RECV; break;
@@ -181,8 +181,8 @@ class EventSource final : public CompletionSource {
  private:
   std::vector<ibv_wc> ring_;
   EventFd event_;
-  alignas(kCacheLine) std::atomic<std::uint64_t> tail_{0};   ///< the filling thread's
-  alignas(kCacheLine) std::atomic<std::uint64_t> head_{0};   ///< the poller's
+  alignas(kCacheLine) std::atomic<std::uint64_t> tail_{0};  ///< the filling thread's
+  alignas(kCacheLine) std::atomic<std::uint64_t> head_{0};  ///< the poller's
   alignas(kCacheLine) std::atomic<bool> armed_{true};
 };
 

@@ -258,6 +258,10 @@ unsigned ParkingLot::sleepers() const noexcept {
       std::popcount(word_.value.load(std::memory_order_relaxed) & kSleeperMask));
 }
 
+bool ParkingLot::asleep(unsigned id) const noexcept {
+  return (word_.value.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
+}
+
 unsigned ParkingLot::searchers() const noexcept {
   return static_cast<unsigned>(word_.value.load(std::memory_order_relaxed) >> kMaxWorkers);
 }

@@ -199,25 +199,37 @@ void Control::check_stalls() {
   const TimePoint at = now();
   if (at < next_stall_check_) return;
   next_stall_check_ = at + config_.stall_threshold / 2;
+  bool moved = false;
   for (std::size_t i = 0; i < pollers_.size(); ++i) {
-    check_stall(*pollers_[i], seen_pollers_[i], true, at);
+    moved |= check_stall(*pollers_[i], seen_pollers_[i], true, at);
   }
   for (std::size_t i = 0; i < workers_.size(); ++i) {
-    check_stall(*workers_[i], seen_workers_[i], false, at);
+    moved |= check_stall(*workers_[i], seen_workers_[i], false, at);
   }
+  quiet_ = !moved;
 }
 
+/// Whether a handler has been called since the last look, or is running.
 template <typename Runner>
-void Control::check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at) {
+bool Control::check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at) {
   const std::uint64_t sequence = runner.handler_sequence();
   if (sequence != seen.sequence || (sequence & 1) == 0) {
+    const bool moved = sequence != seen.sequence;
     seen = {sequence, at, false};
-    return;
+    return moved;
   }
-  if (seen.reported || at - seen.since < config_.stall_threshold) return;
+  if (seen.reported || at - seen.since < config_.stall_threshold) return true;
   seen.reported = true;
   runner.count_stall();
   if (callbacks_.on_stall) callbacks_.on_stall(runner.handler_source(), inlined, at - seen.since);
+  return true;
+}
+
+bool Control::all_asleep() const noexcept {
+  return std::all_of(pollers_.begin(), pollers_.end(),
+                     [](const auto& poller) { return poller->asleep(); }) &&
+         std::all_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->asleep(); });
 }
 
 // --- waiting
@@ -230,9 +242,19 @@ bool Control::prepare_to_wait() {
     if (!new_drains_.empty()) return false;
   }
   const TimePoint at = now();
-  const TimePoint look = next_look(at);
+  TimePoint look = next_look(at, true);
   if (look <= at) return false;
   if (!port_.notes().prepare_to_sleep()) return false;
+  // An idle dispatcher must not tick (S1): while all sleep no handler can stall, and who wakes up
+  // says so. Only after a quiet while, or each completion of a slow trickle would wake us.
+  if (quiet_) {
+    port_.begin_doze();
+    if (all_asleep()) {
+      look = next_look(at, false);
+    } else {
+      port_.end_doze();
+    }
+  }
   itimerspec timer{};  // zero: disarmed
   if (look != TimePoint::max()) {
     constexpr std::chrono::nanoseconds kLongest = std::chrono::minutes(1);
@@ -245,10 +267,10 @@ bool Control::prepare_to_wait() {
 }
 
 /// When there is something to do although nothing has happened.
-TimePoint Control::next_look(TimePoint at) const {
+TimePoint Control::next_look(TimePoint at, bool watching) const {
   TimePoint look = TimePoint::max();
   for (const Drain& drain : drains_) look = std::min(look, drain.next_look(at));
-  if (config_.stall_threshold.count() > 0) look = std::min(look, next_stall_check_);
+  if (watching && config_.stall_threshold.count() > 0) look = std::min(look, next_stall_check_);
   return look;
 }
 
@@ -260,6 +282,7 @@ void Control::block() noexcept {
 void Control::finish_wait() {
   owner_.check("the control is driven by one thread; another one finished its wait");
   port_.notes().finish_sleep();
+  port_.end_doze();
 }
 
 // --- what is watched

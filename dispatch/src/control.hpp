@@ -73,10 +73,12 @@ class Control final : public Runnable {
   std::size_t handle_notes();
   std::size_t advance_drains();
   std::size_t step_listeners();
-  [[nodiscard]] TimePoint next_look(TimePoint at) const;
+  /// `watching`: handlers are watched for stalls.
+  [[nodiscard]] TimePoint next_look(TimePoint at, bool watching) const;
   void check_stalls();
   template <typename Runner>
-  void check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at);
+  bool check_stall(Runner& runner, Seen& seen, bool inlined, TimePoint at);
+  [[nodiscard]] bool all_asleep() const noexcept;
 
   void handle_connection(const std::shared_ptr<ConnectionState>& connection);
   void handle_source_failure(const ControlNote& note, SourceState& source);
@@ -98,6 +100,7 @@ class Control final : public Runnable {
   std::vector<Drain> drains_;
   std::vector<Seen> seen_pollers_, seen_workers_;
   TimePoint next_stall_check_{};
+  bool quiet_ = false;  ///< no handler was called between the last two checks, and none runs
   Counter rounds_, connection_events_, async_events_, drains_done_, quarantined_;
 
   mutable std::mutex mutex_;  ///< set-up, not a data path: what is below

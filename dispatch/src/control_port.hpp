@@ -39,11 +39,27 @@ class ControlPort {
   void begin_drain() noexcept { drains_.fetch_add(1, std::memory_order_seq_cst); }  // (2)
   void end_drain() noexcept { drains_.fetch_sub(1, std::memory_order_relaxed); }
 
+  /// Before the control sleeps without a time-out for want of anything to watch: true as long as
+  /// nobody has woken up since. It looks whether all are asleep after this.
+  void begin_doze() noexcept { dozing_.store(true, std::memory_order_seq_cst); }  // (3)
+  void end_doze() noexcept { dozing_.store(false, std::memory_order_relaxed); }
+  /// A poller or worker has woken up, and might call a handler that never ends. Call it after the
+  /// mark of its sleep is gone, by a seq_cst operation. Cost: one load while the control is awake.
+  void note_wake() noexcept {
+    // (4) seq_cst: pairs with (3), a Dekker pair: either this sees that the control dozes, or the
+    // control, which looks after (3), sees that somebody is awake.
+    if (dozing_.load(std::memory_order_seq_cst) &&
+        dozing_.exchange(false, std::memory_order_relaxed)) {
+      notes_.poke();
+    }
+  }
+
   [[nodiscard]] Mailbox<ControlNote>& notes() noexcept { return notes_; }
 
  private:
   Mailbox<ControlNote> notes_;
   alignas(kCacheLine) std::atomic<std::uint32_t> drains_{0};
+  std::atomic<bool> dozing_{false};  ///< beside drains_: both are hardly ever written
 };
 
 }  // namespace sluice::detail

@@ -198,6 +198,7 @@ bool Poller::prepare_to_wait() {
       return false;
     }
   }
+  asleep_.store(true, std::memory_order_seq_cst);
   count_.sleeps.add();
   return true;
 }
@@ -211,6 +212,8 @@ void Poller::finish_wait() {
   owner_.check("a poller is driven by one thread; another one finished its wait");
   mailbox_.finish_sleep();
   starved_.store(false, std::memory_order_relaxed);
+  asleep_.store(false, std::memory_order_seq_cst);  // before the look in note_wake()
+  control_.note_wake();
   check_cold_now_ = true;
   count_.wakes.add();
 }

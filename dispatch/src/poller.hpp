@@ -85,6 +85,8 @@ class Poller final : public Runnable {
   [[nodiscard]] SourceId handler_source() const noexcept {
     return handler_source_.load(std::memory_order_relaxed);
   }
+  /// Between prepare_to_wait() that said yes and finish_wait().
+  [[nodiscard]] bool asleep() const noexcept { return asleep_.load(std::memory_order_seq_cst); }
   void count_stall() noexcept { inline_stalls_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -171,6 +173,7 @@ class Poller final : public Runnable {
   std::array<ConnectionState*, kBatchSize> open_lanes_{};
   std::uint32_t open_lane_count_ = 0;
 
+  std::atomic<bool> asleep_{false};
   Counters count_;
   std::atomic<std::uint64_t> handler_sequence_{0};
   std::atomic<SourceId> handler_source_{SourceId::none};

@@ -144,6 +144,7 @@ bool Worker::prepare_to_wait() {
   if (!pool_.parking.prepare_park(index_, by)) return false;
   if (pool_.empty_seq_cst()) return true;
   pool_.parking.cancel_park(index_);
+  control_.note_wake();  // it may have seen the mark
   return false;
 }
 
@@ -154,6 +155,7 @@ void Worker::park() noexcept {
 void Worker::finish_wait() {
   owner_.check("a worker is driven by one thread; another one finished its wait");
   if (host_driven_) pool_.parking.finish_wait(index_);
+  control_.note_wake();
 }
 
 WorkerCounters Worker::counters() const {

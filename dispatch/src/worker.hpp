@@ -41,6 +41,8 @@ class Worker final : public Runnable {
   [[nodiscard]] SourceId handler_source() const noexcept {
     return handler_source_.load(std::memory_order_relaxed);
   }
+  /// Its mark in the parking lot, which a waker takes away before the worker runs.
+  [[nodiscard]] bool asleep() const noexcept { return pool_.parking.asleep(index_); }
   void count_stall() noexcept { stalls_.fetch_add(1, std::memory_order_relaxed); }
 
  private:

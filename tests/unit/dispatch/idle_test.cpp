@@ -60,5 +60,56 @@ TEST(Idle, AThousandSourcesOnThreePollersUseUnderOnePercentOfACore) {
   EXPECT_TRUE(eventually([&] { return handled == sources.size(); }));
 }
 
+/// Until the control has not run for thirty times its interval.
+void await_doze(Dispatcher& dispatcher, std::chrono::milliseconds interval) {
+  ASSERT_TRUE(eventually([&] {
+    const std::uint64_t before = dispatcher.counters().control.rounds;
+    std::this_thread::sleep_for(30 * interval);  // what does not happen takes time to see
+    return dispatcher.counters().control.rounds == before;
+  })) << "the control ticks although everything sleeps";
+}
+
+// S1: a thousand dispatchers of a process must not wake it a thousand times a second.
+TEST(Idle, NothingTicksOnceEverythingSleeps) {
+  constexpr std::chrono::milliseconds kStall{10};
+  DispatcherConfig config = small_config(2);
+  config.stall_threshold = kStall;
+  auto dispatcher = start(config);
+  auto source = std::make_shared<SyntheticSource>(16);
+  std::atomic<std::uint64_t> handled{0};
+  auto handle = dispatcher->attach(
+      source, {.order = Order::none},
+      [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
+  ASSERT_TRUE(handle.ok());
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    await_doze(*dispatcher, kStall);
+    ASSERT_TRUE(source->complete(1, i));
+    ASSERT_TRUE(eventually([&] { return handled == i; }));
+  }
+}
+
+// R2, after S1: who sleeps deeply still notices a handler that blocks.
+TEST(Idle, AStallIsSeenAlsoAfterEverythingHasSlept) {
+  for (const Order order : {Order::none, Order::inlined}) {
+    constexpr std::chrono::milliseconds kStall{10};
+    DispatcherConfig config = small_config(2);
+    config.stall_threshold = kStall;
+    std::atomic<std::uint32_t> stalls{0};
+    DispatcherCallbacks callbacks;
+    callbacks.on_stall = [&](SourceId, bool, std::chrono::nanoseconds) { ++stalls; };
+    auto dispatcher = start(config, callbacks);
+    auto source = std::make_shared<SyntheticSource>(16);
+    Gate gate;
+    auto handle = dispatcher->attach(
+        source, {.order = order},
+        [&](std::span<const ibv_wc>, const BatchInfo&) noexcept { gate.pass(); });
+    ASSERT_TRUE(handle.ok());
+    await_doze(*dispatcher, kStall);
+    ASSERT_TRUE(source->complete(1, 1));
+    EXPECT_TRUE(eventually([&] { return stalls == 1; })) << to_string(order);
+    gate.open();
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing

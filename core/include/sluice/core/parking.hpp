@@ -157,6 +157,9 @@ class ParkingLot {
 
   [[nodiscard]] unsigned workers() const noexcept { return workers_; }
   [[nodiscard]] unsigned sleepers() const noexcept;
+  /// This worker is marked as asleep. seq_cst: whoever cleared the mark did so before anything the
+  /// worker does next.
+  [[nodiscard]] bool asleep(unsigned id) const noexcept;
   [[nodiscard]] unsigned searchers() const noexcept;
   [[nodiscard]] Counters counters(unsigned id) const noexcept;
 

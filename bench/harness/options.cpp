@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+
+namespace sluice::bench {
+namespace {
+
+constexpr int kBadUsage = 2;
+constexpr unsigned kRoundsMax = 1000;
+
+bool any_begins_with(std::span<const FigureGroup> groups, const std::string& prefix) {
+  return std::any_of(groups.begin(), groups.end(), [&](const FigureGroup& group) {
+    return std::any_of(group.figures.begin(), group.figures.end(),
+                       [&](const FigureInfo& figure) { return figure.name.starts_with(prefix); });
+  });
+}
+
+}  // namespace
+
+Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups) {
+  Options options;
+  CLI::App app{"Sluice's bench: contenders interleaved, ratios of medians, with their spread.",
+               "sluice-bench"};
+  app.add_option("--only", options.settings.only,
+                 "only figures whose name begins with NAME; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  app.add_option("--json", options.json, "also write {\"machine\":{..}, \"figures\":{..}} there")
+      ->type_name("FILE");
+  app.add_option("--rounds", options.settings.rounds,
+                 fmt::format("rounds of each comparison (default {})", options.settings.rounds))
+      ->type_name("N")
+      ->check(CLI::Range(Settings::kRoundsMin, kRoundsMax));
+  app.add_flag("--quick", options.settings.quick,
+               "a smoke run: everything once or twice and short; its numbers mean nothing");
+  app.add_flag("--list", options.list, "name the figures and measure nothing");
+  try {
+    app.parse(argc, argv);
+    for (const std::string& name : options.settings.only) {
+      if (name.empty()) throw CLI::ValidationError("--only", "is empty");
+      if (!any_begins_with(groups, name)) {
+        throw CLI::ValidationError(
+            "--only", fmt::format("no figure begins with '{}' (--list names them)", name));
+      }
+    }
+    const CLI::Option* const json = app.get_option("--json");
+    if (json->count() > 0 && options.json.empty()) throw CLI::ValidationError("--json", "is empty");
+  } catch (const CLI::CallForHelp& help) {
+    return {std::nullopt, app.exit(help)};
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "sluice-bench: {}\n", error.what());
+    return {std::nullopt, kBadUsage};
+  }
+  return {std::move(options), 0};
+}
+
+}  // namespace sluice::bench

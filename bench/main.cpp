@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// sluice-bench: measures what it is asked for and prints a table. Data on stdout, talk on stderr.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "figures/figures.hpp"
+#include "harness/machine.hpp"
+#include "harness/options.hpp"
+#include "harness/report.hpp"
+#include "harness/threads.hpp"
+
+namespace sluice::bench {
+namespace {
+
+/// Every group, in the order of the table.
+std::vector<FigureGroup> all_groups() {
+  return {
+      handoff_none(),
+      handoff_single(),
+      path(),
+      latency_oneway(),
+      latency_cold(),
+      many_sources(),
+      idle(),
+      instructions(),
+  };
+}
+
+void print_list(const std::vector<FigureGroup>& groups, const Bench& asked) {
+  for (const FigureGroup& group : groups) {
+    for (const FigureInfo& figure : group.figures) {
+      if (asked.wanted(figure.name)) fmt::print("{}\n", figure.name);
+    }
+  }
+}
+
+Status run_group(const FigureGroup& group, Bench& bench) {
+  bench.declare(group.figures);
+  if (std::none_of(group.figures.begin(), group.figures.end(),
+                   [&](const FigureInfo& figure) { return bench.wanted(figure.name); })) {
+    return {};
+  }
+  fmt::print(stderr, "sluice-bench: {} ...\n", group.name);
+  SLUICE_RETURN_IF_ERROR(group.run(bench).with_context(group.name));
+  const std::vector<std::string> missing = bench.missing();
+  SLUICE_CHECK(missing.empty(), group.name + " did not measure " + missing.front());
+  return {};
+}
+
+int run(const Options& options, const std::vector<FigureGroup>& groups) {
+  const auto fail = [](const Status& status) {
+    fmt::print(stderr, "sluice-bench: {}\n", status.to_string());
+    return 1;
+  };
+  const auto cpus = bench_cpus();
+  if (!cpus.ok()) return fail(cpus.status());
+  Bench bench(options.settings, *cpus);
+  if (options.list) {
+    print_list(groups, bench);
+    return 0;
+  }
+  const Facts machine = machine_facts();
+  for (const FigureGroup& group : groups) {
+    if (const Status status = run_group(group, bench); !status.ok()) return fail(status);
+  }
+  fmt::print("{}", table(machine, bench.results()));
+  if (bench.quick()) fmt::print("a smoke run (--quick): these numbers mean nothing\n");
+  if (std::fflush(stdout) != 0) return fail({StatusCode::io_error, "could not write to stdout"});
+  if (!options.json.empty()) {
+    const Status status = write_json(options.json, machine, bench.quick(), bench.results());
+    if (!status.ok()) return fail(status);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace sluice::bench
+
+int main(int argc, char** argv) {
+  const std::vector<sluice::bench::FigureGroup> groups = sluice::bench::all_groups();
+  const auto parsed = sluice::bench::parse_options(argc, argv, groups);
+  return parsed.options ? sluice::bench::run(*parsed.options, groups) : parsed.exit_code;
+}
