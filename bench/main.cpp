@@ -18,8 +18,15 @@ namespace {
 /// Every group, in the order of the table.
 std::vector<FigureGroup> all_groups() {
   return {
-      handoff_none(),
+      handoff_none(1),
+      handoff_none(2),
+      handoff_thread_per_cq(),
       handoff_single(),
+      handoff_per_connection(1, 1.3),
+      handoff_per_connection(8, 2.0),
+      handoff_per_connection(64, 4.0),
+      handoff_dpdk(),
+      skew(),
       path(),
       latency_oneway(),
       latency_cold(),

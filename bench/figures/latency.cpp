@@ -182,7 +182,7 @@ Result<Samples> cold_through_sluice(const Bench& bench, std::uint64_t count, dou
   const std::array<Role, 1> roles{Role{bench.cpu(1), [&] {
                                          for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
                                            sleep_for(kAsleepInterval);
-                                           source->complete();
+                                           while (!source->complete()) sleep_for(kAsleepInterval);
                                          }
                                        }}};
   const auto timing = run_pinned(roles);
@@ -204,11 +204,16 @@ Result<Samples> bare_epoll_wake(const Bench& bench, std::uint64_t count) {
   if (event.fd() < 0 || epoll < 0 || ::epoll_ctl(epoll, EPOLL_CTL_ADD, event.fd(), &interest) != 0)
     return Status(StatusCode::resource_exhausted, "no epoll descriptor", errno);
   alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};
+  // The next signal waits for the last one's sample: a thread that was held up is not signalled
+  // twice.
+  alignas(kCacheLine) std::atomic<std::uint64_t> received{0};
   Samples samples(kColdWarmUp, count);
   const Role roles[] = {{bench.cpu(1),
                          [&] {
                            for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
-                             sleep_for(kAsleepInterval);
+                             do {
+                               sleep_for(kAsleepInterval);
+                             } while (received.load(std::memory_order_relaxed) < i);
                              sent.store(stamp(), std::memory_order_relaxed);
                              event.signal();
                            }
@@ -221,6 +226,7 @@ Result<Samples> bare_epoll_wake(const Bench& bench, std::uint64_t count) {
                              const std::uint64_t now = stamp();
                              samples.add(sent.load(std::memory_order_relaxed), now);
                              event.drain();
+                             received.store(i + 1, std::memory_order_relaxed);
                            }
                          }}};
   const auto timing = run_pinned(roles);
@@ -237,11 +243,16 @@ Result<Samples> bare_futex_wake(const Bench& bench, std::uint64_t count) {
     ::syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
   };
   alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};
+  // The next signal waits for the last one's sample: a thread that was held up is not signalled
+  // twice.
+  alignas(kCacheLine) std::atomic<std::uint64_t> received{0};
   Samples samples(kColdWarmUp, count);
   const Role roles[] = {{bench.cpu(0),
                          [&] {
                            for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
-                             sleep_for(kAsleepInterval);
+                             do {
+                               sleep_for(kAsleepInterval);
+                             } while (received.load(std::memory_order_relaxed) < i);
                              sent.store(stamp(), std::memory_order_relaxed);
                              word.fetch_add(1, std::memory_order_release);  // (1) pairs with (2)
                              futex(FUTEX_WAKE, 1);
@@ -254,7 +265,7 @@ Result<Samples> bare_futex_wake(const Bench& bench, std::uint64_t count) {
                                futex(FUTEX_WAIT, seen);
                              const std::uint64_t now = stamp();
                              samples.add(sent.load(std::memory_order_relaxed), now);
-                             ++seen;
+                             received.store(++seen, std::memory_order_relaxed);
                            }
                          }}};
   const auto timing = run_pinned(roles);

@@ -50,11 +50,7 @@ Status Ours::start() {
     AttachOptions attach;
     attach.order = options_.order;
     attach.poller = poller;
-    auto handle = dispatcher_->attach(
-        sources_.back(), attach,
-        [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
-          readers_[info.worker].read(completions);
-        });
+    auto handle = dispatcher_->attach(sources_.back(), attach, handler());
     if (!handle.ok()) return handle.status();
     attached_.push_back(*handle);
     for (std::uint32_t i = 0; i < options_.connections; ++i) {
@@ -68,6 +64,32 @@ Status Ours::start() {
   }
   settle();
   return {};
+}
+
+Handler Ours::handler() {
+  if (options_.work) {
+    return [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
+      for (const ibv_wc& wc : completions) {
+        order_.note(wc);
+        options_.work();
+      }
+      readers_[info.worker].read(completions);
+    };
+  }
+  if (options_.check_order) {
+    return [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
+      for (const ibv_wc& wc : completions) order_.note(wc);
+      readers_[info.worker].read(completions);
+    };
+  }
+  return [this](std::span<const ibv_wc> completions, const BatchInfo& info) noexcept {
+    readers_[info.worker].read(completions);
+  };
+}
+
+Status Ours::check() const {
+  SLUICE_RETURN_IF_ERROR(order_.status());
+  return readers_.check(options_.pollers, total_ / options_.pollers);
 }
 
 void Ours::settle() {
@@ -85,29 +107,44 @@ std::uint64_t Ours::granularity() const noexcept {
   return std::uint64_t{options_.batch} * options_.pollers;
 }
 
-Result<Timing> Ours::run(std::uint64_t units) {
-  for (const auto& source : sources_) source->allow(units / options_.pollers);
-  total_ += units;
-  std::vector<Role> roles;
-  for (std::uint32_t i = 0; i < options_.pollers; ++i) {
-    roles.push_back({bench_.cpu(i), [this, i] {
+std::vector<Role> Ours::roles() {
+  std::vector<Role> all;
+  const std::size_t threads =
+      options_.workers + (options_.poller_beside_worker ? 0 : options_.pollers);
+  const auto serve = [this, threads](Runnable& worker, Runnable* poller) {
+    Backoff backoff(bench_, threads);
+    while (readers_.count() < total_) {
+      backoff.after((poller != nullptr ? poller->run_once() : 0) + worker.run_once());
+    }
+    worker.release_thread();
+    if (poller != nullptr) poller->release_thread();
+  };
+  if (!options_.poller_beside_worker) {
+    for (std::uint32_t i = 0; i < options_.pollers; ++i) {
+      all.push_back({bench_.cpu(i), [this, i, threads] {
                        Runnable& poller = dispatcher_->poller(i);
-                       Backoff backoff(bench_, options_.pollers + options_.workers);
+                       Backoff backoff(bench_, threads);
                        while (!sources_[i]->exhausted()) backoff.after(poller.run_once());
                        poller.release_thread();
                      }});
+    }
   }
   for (std::uint32_t i = 0; i < options_.workers; ++i) {
-    roles.push_back({bench_.cpu(options_.pollers + i), [this, i] {
-                       Runnable& worker = dispatcher_->worker(i);
-                       Backoff backoff(bench_, options_.pollers + options_.workers);
-                       while (readers_.count() < total_) backoff.after(worker.run_once());
-                       worker.release_thread();
-                     }});
+    Runnable* const beside = options_.poller_beside_worker && i + 1 == options_.workers
+                                 ? &dispatcher_->poller(0)
+                                 : nullptr;
+    all.push_back({bench_.cpu(all.size()),
+                   [this, i, serve, beside] { serve(dispatcher_->worker(i), beside); }});
   }
-  Result<Timing> timing = run_pinned(roles);
+  return all;
+}
+
+Result<Timing> Ours::run(std::uint64_t units) {
+  for (const auto& source : sources_) source->allow(units / options_.pollers);
+  total_ += units;
+  Result<Timing> timing = run_pinned(roles());
   if (!timing.ok()) return timing;
-  SLUICE_RETURN_IF_ERROR(readers_.check(options_.pollers, total_ / options_.pollers));
+  SLUICE_RETURN_IF_ERROR(check());
   return timing;
 }
 
@@ -128,12 +165,17 @@ Result<Timing> Ours::run_stepped(std::uint64_t units) {
                   }};
   Result<Timing> timing = run_pinned({&role, 1});
   if (!timing.ok()) return timing;
-  SLUICE_RETURN_IF_ERROR(readers_.check(options_.pollers, total_ / options_.pollers));
+  SLUICE_RETURN_IF_ERROR(check());
   return timing;
 }
 
 Contender Ours::contender(std::string name) {
   return {std::move(name), [this](std::uint64_t units) { return run(units); }, granularity()};
+}
+
+Contender Ours::stepped_contender(std::string name) {
+  return {std::move(name), [this](std::uint64_t units) { return run_stepped(units); },
+          granularity()};
 }
 
 }  // namespace sluice::bench

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,11 @@ struct OursOptions {
   Order order = Order::none;
   std::uint32_t connections = 0;    ///< per_connection: queue pairs 1..connections of each source
   std::uint32_t in_flight_max = 0;  ///< completions of each source; 0: as the buffers allow
+  bool check_order = false;         ///< the handler does; connections <= 64
   std::vector<ibv_wc> pattern;      ///< of each source; empty: one connection's receives
+  /// The (one) poller is run by the last worker's thread, in turn with it.
+  bool poller_beside_worker = false;
+  std::function<void()> work;  ///< the handler does this, too, for each completion
 };
 
 /// The dispatcher as it ships, driven by threads of the bench: a CPU for each poller, then one for
@@ -42,16 +47,21 @@ class Ours {
 
   /// run() as a contender; this must outlive it.
   [[nodiscard]] Contender contender(std::string name);
+  [[nodiscard]] Contender stepped_contender(std::string name);
 
  private:
   explicit Ours(const Bench& bench, OursOptions options);
   [[nodiscard]] Status start();
   void settle();
+  [[nodiscard]] std::vector<Role> roles();
+  [[nodiscard]] Handler handler();
+  [[nodiscard]] Status check() const;
 
   const Bench& bench_;
   OursOptions options_;
   std::vector<std::shared_ptr<InstantSource>> sources_;
   Readers readers_;
+  OrderCheck order_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::shared_ptr<SourceHandle>> attached_;
   std::vector<std::shared_ptr<ConnectionHandle>> connections_;

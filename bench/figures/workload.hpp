@@ -3,11 +3,18 @@
 
 #include <infiniband/verbs.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <random>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "../harness/instant_source.hpp"
 #include "sluice/core/cacheline.hpp"
 #include "sluice/core/status.hpp"
 
@@ -17,6 +24,26 @@ namespace sluice::bench {
 
 inline constexpr std::uint32_t kBatch = 32;         ///< completions of a full batch
 inline constexpr std::uint32_t kBufferCount = 512;  ///< batch buffers of a poller
+
+/// Batches of completions that belong to queue pairs 1..connections in turn. With more connections
+/// than a batch has completions each batch has another choice of them, the same in every run.
+[[nodiscard]] inline std::vector<ibv_wc> of_connections(std::uint32_t connections,
+                                                        std::uint32_t batch = kBatch) {
+  constexpr std::uint32_t kChoices = 16;
+  if (connections <= batch) {
+    return receives(batch,
+                    [&](std::size_t i) { return static_cast<std::uint32_t>(i % connections) + 1; });
+  }
+  std::mt19937 random(1);  // NOLINT: the same choices each time, on purpose
+  std::vector<std::uint32_t> numbers(connections);
+  std::iota(numbers.begin(), numbers.end(), 1U);
+  return receives(std::size_t{kChoices} * batch, [&](std::size_t i) {
+    // The first `batch` places of a shuffle that is made as it goes.
+    const std::size_t place = i % batch;
+    std::swap(numbers[place], numbers[place + random() % (connections - place)]);
+    return numbers[place];
+  });
+}
 
 /// The handler: reads each completion. One a worker.
 struct alignas(kCacheLine) Reader {
@@ -36,6 +63,28 @@ struct alignas(kCacheLine) Reader {
     count.store(count.load(std::memory_order_relaxed) + completions.size(),
                 std::memory_order_relaxed);
   }
+};
+
+/// Sees each connection's completions come in the order in which their source gave them. For
+/// handlers that are not run twice at a time for one connection.
+class OrderCheck {
+ public:
+  static constexpr std::uint32_t kConnections = 64;  ///< queue pairs 1..64
+
+  void note(const ibv_wc& wc) noexcept {
+    std::uint64_t& next = next_[wc.qp_num];
+    disorders_ += wc.wr_id < next ? 1 : 0;
+    next = wc.wr_id + 1;
+  }
+  [[nodiscard]] Status status() const {
+    if (disorders_ == 0) return {};
+    return {StatusCode::internal,
+            std::to_string(disorders_) + " completions overtook others of their connection"};
+  }
+
+ private:
+  std::array<std::uint64_t, kConnections + 1> next_{};
+  std::uint64_t disorders_ = 0;
 };
 
 /// The readers of a contender's workers, and what they must have read in the end.
@@ -91,6 +140,13 @@ class FreeBuffers {
     Buffer* const buffer = free_;
     if (buffer != nullptr) free_ = buffer->next;
     return buffer;
+  }
+  [[nodiscard]] std::span<Buffer> all() noexcept { return buffers_; }
+  /// Whose completion that is.
+  [[nodiscard]] Buffer* owner_of(const ibv_wc* completion) noexcept {
+    const auto distance = reinterpret_cast<const std::byte*>(completion) -
+                          reinterpret_cast<const std::byte*>(buffers_.data());
+    return &buffers_[static_cast<std::size_t>(distance) / sizeof(Buffer)];
   }
 
  private:

@@ -81,11 +81,13 @@ Result<Value> Rounds::ratio_of(std::string_view over, std::string_view under,
   std::vector<double> all;
   std::vector<double> near;
   std::vector<double> far;
+  std::vector<double> trips;
   for (std::size_t round = 0; round < overs.size(); ++round) {
     const Sample& a = overs[round];
     const Sample& b = unders[round];
     if (a.pingpong_ns > 0 && !same_distance(a.pingpong_ns, b.pingpong_ns)) continue;
     all.push_back(a.*time / b.*time);
+    trips.push_back((a.pingpong_ns + b.pingpong_ns) / 2);
     (same_distance(a.pingpong_ns, nearest) ? near : far).push_back(all.back());
   }
   if (all.empty()) {
@@ -96,6 +98,7 @@ Result<Value> Rounds::ratio_of(std::string_view over, std::string_view under,
   }
   std::string note =
       fmt::format("{:.3g} / {:.3g} ns", ns_per_unit(over).value, ns_per_unit(under).value);
+  if (nearest > 0) note += fmt::format("; trip {:.3g} ns", spread_of(std::move(trips)).value);
   if (!near.empty() && !far.empty()) {
     note += fmt::format("; near {:.3g} ({}), far {:.3g} ({})", spread_of(near).value, near.size(),
                         spread_of(far).value, far.size());
