@@ -73,6 +73,7 @@ Status check_pools(const std::vector<PoolConfig>& pools) {
     SLUICE_RETURN_IF_ERROR(check_range("workers" + of, pool.workers, 1, ParkingLot::kMaxWorkers));
     SLUICE_RETURN_IF_ERROR(check_range("spin_rounds" + of, pool.spin_rounds, 0, kMillion));
     SLUICE_RETURN_IF_ERROR(check_range("lanes" + of, pool.lanes, 0, kMillion));
+    SLUICE_RETURN_IF_ERROR(check_range("key_lanes" + of, pool.key_lanes, 1, kMillion));
   }
   return {};
 }

@@ -57,6 +57,13 @@ std::optional<Value> round_robin(const std::vector<Value>& values, std::uint32_t
   return values[index % values.size()];
 }
 
+template <typename Options>
+Status check_key(const Options& options) {
+  if (options.order != Order::per_key || options.key) return {};
+  return {StatusCode::invalid_argument,
+          "the order per_key needs a key function (AttachOptions::key, ConnectionOptions::key)"};
+}
+
 }  // namespace
 
 DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks callbacks,
@@ -66,21 +73,25 @@ DispatcherImpl::DispatcherImpl(DispatcherConfig config, DispatcherCallbacks call
       registry_(connections_max, of_each_poller(config_, &PollerConfig::sources_max)),
       port_(note_capacity(config_, connections_max)),
       connections_max_(connections_max) {
-  // A lane for each connection, and one for each source of a single connection.
-  const std::uint32_t lanes_max = connections_max + sources_max(config_);
-  const auto batch_counts = of_each_poller(config_, &PollerConfig::batch_count);
   for (const PoolConfig& pool : config_.pools) {
-    pools_.push_back(std::make_unique<Pool>(pool, static_cast<std::uint32_t>(pools_.size()),
-                                            batch_counts, lanes_max));
+    // A lane for each connection, for each source of a single connection, and the key lanes.
+    const std::uint32_t shared_lanes = connections_max + pool.key_lanes;
+    std::vector<Pool::Feed> feeds;
+    for (const PollerConfig& group : config_.pollers) {
+      feeds.insert(feeds.end(), group.count, {group.batch_count, shared_lanes + group.sources_max});
+    }
+    pools_.push_back(std::make_unique<Pool>(pool, static_cast<std::uint32_t>(pools_.size()), feeds,
+                                            shared_lanes + sources_max(config_)));
   }
   for (const PollerConfig& group : config_.pollers) {
     for (std::uint32_t i = 0; i < group.count; ++i) {
       places_.push_back({&group, i, round_robin(group.nodes, i)});
     }
   }
+  const auto batch_counts = of_each_poller(config_, &PollerConfig::batch_count);
   for (const auto& pool : pools_) {
     for (std::uint32_t i = 0; i < pool->config.workers; ++i) {
-      workers_.push_back(std::make_unique<Worker>(*pool, i, host_driven(), port_));
+      workers_.push_back(std::make_unique<Worker>(*pool, i, host_driven(), port_, batch_counts));
     }
   }
   control_ = std::make_unique<Control>(config_, callbacks_, port_, registry_, pollers_, workers_);
@@ -115,11 +126,12 @@ Result<topology::NodeMemory> DispatcherImpl::memory_for(std::uint32_t poller, st
 Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
   for (std::uint32_t i = 0; i < places_.size(); ++i) {
     const PollerPlace& place = places_[i];
-    auto memory = memory_for(i, place.group->batch_count * sizeof(Batch),
+    auto memory = memory_for(i, Poller::memory_size(*place.group),
                              "the batch buffers of poller " + std::to_string(i));
     if (!memory) return memory.status();
     pollers_.push_back(
         std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_, callbacks_));
+    for (const auto& worker : workers_) pollers_[i]->take_returns_from(worker->returns(i));
   }
   return {};
 }
@@ -406,6 +418,12 @@ Result<std::shared_ptr<SourceState>> DispatcherImpl::make_source(
   state->pool = pool;
   state->poller = pollers_[poller].get();
   state->poller_index = poller;
+  state->stream.info.poller = poller;
+  const Order order = state->options.order;
+  state->lanes_needed = pool->config.workers > 1;
+  if (state->lanes_needed && (order == Order::per_connection || order == Order::per_key)) {
+    state->make_segments();
+  }
   return state;
 }
 
@@ -420,6 +438,7 @@ Result<std::shared_ptr<SourceHandle>> DispatcherImpl::attach(
                   "the dispatcher is stopping: nothing more can be attached");
   }
   SLUICE_RETURN_IF_ERROR(follow_route(options));
+  SLUICE_RETURN_IF_ERROR(check_key(options));
   const auto among = candidates(options.pollers, options.poller);
   if (!among) return among.status();
   if (auto known = find_pool(options.pool, among->front()); !known) return known.status();
@@ -527,6 +546,7 @@ Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions
     AttachOptions attach;
     attach.order = options.order;
     attach.context = options.context;
+    attach.key = options.key;
     attach.receive_pool = connection.receive_pool();
     auto made = make_source(
         own[i], attach,
@@ -536,6 +556,7 @@ Status DispatcherImpl::add_own_sources(ConnectionState& state, ConnectionOptions
         state.pool, state.poller_index);
     if (!made) return made.status();
     (*made)->connection = &state;
+    (*made)->stream.info.connection = state.id;
     if (i < with_marker) (*made)->drain_marker = connection.drain_marker_id();
     state.own_sources.push_back(std::move(*made));
   }
@@ -552,6 +573,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
                   "the dispatcher is stopping: nothing more can be attached");
   }
   SLUICE_RETURN_IF_ERROR(follow_route(options));
+  SLUICE_RETURN_IF_ERROR(check_key(options));
   const auto among = candidates(options);
   if (!among) return among.status();
   if (auto known = find_pool(options.pool, among->front()); !known) return known.status();
@@ -566,7 +588,12 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
   state->poller_index = *poller;
   state->context = options.context;
   state->on_event = std::move(options.on_event);
-  if (options.receive_source != nullptr) state->receive_source = options.receive_source->state_;
+  if (options.receive_source != nullptr) {
+    const auto& source = state->receive_source = options.receive_source->state_;
+    state->receives.source = source.get();
+    state->receives.info = source->stream.info;
+    if (options.context != nullptr) state->receives.info.context = options.context;
+  }
   Status status = check_receive_source(options, *pool);
   bool joined = false;
   const bool in_lanes = options.order == Order::per_connection || options.receive_source != nullptr;
@@ -604,6 +631,7 @@ Result<std::shared_ptr<ConnectionHandle>> DispatcherImpl::enrol(
     return status;
   }
   auto handle = std::shared_ptr<ConnectionHandle>(new ConnectionHandle(shared_from_this(), state));
+  state->receives.info.connection = state->id;
   if (state->receive_source != nullptr) {
     SourceState* const source = state->receive_source.get();
     source->pending_setups.fetch_add(1, std::memory_order_seq_cst);  // ends in add_connection()

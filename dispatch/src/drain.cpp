@@ -162,11 +162,9 @@ bool Drain::lanes_idle() const {
 
 /// Completions whose handler calls have not returned.
 std::uint64_t Drain::outstanding() const {
-  std::uint64_t sum = connection_ != nullptr ? connection_->receives.outstanding() : 0;
-  for (const auto& source : sources_) {
-    sum += source->handover.outstanding();
-    for (const auto& connection : source->abandoned) sum += connection->receives.outstanding();
-  }
+  std::uint64_t sum = connection_ != nullptr ? connection_->receives.handover.outstanding() : 0;
+  // A source's own stream counts what it brought for its connections, abandoned ones included.
+  for (const auto& source : sources_) sum += source->stream.handover.outstanding();
   return sum;
 }
 

@@ -19,6 +19,8 @@ constexpr std::size_t kMailboxCapacity = 8192;
 constexpr std::uint32_t kCommandsPerRound = 64;
 /// Rounds between two looks at the cold sources while others are hot: each look is a system call.
 constexpr std::uint32_t kColdCheckRounds = 16;
+/// And at least so long between them: 16 rounds may take no longer than the system call.
+constexpr std::chrono::microseconds kColdCheckInterval{10};
 /// Events that are taken in one go when a source turns cold: a channel of many CQs may queue more.
 constexpr std::uint32_t kEventsPerTurn = 64;
 constexpr std::uint64_t kMailboxMark = ~std::uint64_t{0};
@@ -30,13 +32,14 @@ std::uint64_t mark_of(const SourceState& source) noexcept {
 }  // namespace
 
 Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
-               std::vector<Pool*> pools, ControlPort& control, const DispatcherCallbacks& callbacks)
+               const std::vector<Pool*>& pools, ControlPort& control,
+               const DispatcherCallbacks& callbacks)
     : index_(index),
       wait_(config.wait),
       hot_rounds_(config.hot_rounds),
       batch_size_(config.batch_size),
-      pools_(std::move(pools)),
-      touched_pools_(pools_.size(), false),
+      segment_size_(std::min(config.batch_size, kSegmentSize)),
+      lent_max_(config.batch_count / 2),
       control_(control),
       callbacks_(callbacks),
       mailbox_(kMailboxCapacity),
@@ -47,11 +50,15 @@ Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMe
   free_slots_.reserve(config.sources_max);
   for (std::uint32_t slot = config.sources_max; slot-- > 0;) free_slots_.push_back(slot);
   static_assert(std::is_trivially_destructible_v<Batch>, "they go with their memory");
-  for (std::uint32_t i = 0; i < config.batch_count; ++i) {
+  free_batches_.reserve(config.batch_count + 1);
+  for (std::uint32_t i = 0; i <= config.batch_count; ++i) {
     Batch* const batch = ::new (batch_memory_.bytes().data() + i * sizeof(Batch)) Batch;
     batch->poller = this;
-    batch->next = std::exchange(free_batches_, batch);
+    batch->completions = batch->storage;
+    free_batches_.push_back(batch);
   }
+  scratch_ = take_batch();
+  for (const Pool* pool : pools) open_keys_.emplace_back(pool->config.key_lanes);
 }
 
 Poller::~Poller() {
@@ -80,14 +87,28 @@ std::size_t Poller::run_once() {
   count_.rounds.add();
   std::size_t work = take_commands();
   if (check_cold_now_ || ++rounds_since_cold_check_ >= kColdCheckRounds) check_cold_sources();
-  retry_removals();
-  work += poll_hot_sources();
+  if (!put_off_.empty()) [[unlikely]]
+    retry_put_off();
+  for (std::uint32_t pass = 0; pass < kPassesMax; ++pass) {
+    const std::size_t brought = poll_hot_sources();
+    if (brought == 0) break;
+    work += brought;
+  }
+  settle_tally();
   // An idle round of a poller with nothing hot looks at the cold ones in the next one.
   if (work == 0 && hot_.empty()) check_cold_now_ = true;
-  if (!with_early_.empty()) expire_early_completions();
-  notify_pools();
+  if (!with_early_.empty()) [[unlikely]]
+    expire_early_completions();
   count_.hot_sources.set(hot_.size());
   return work;
+}
+
+void Poller::settle_tally() {
+  const Tally tally = std::exchange(tally_, Tally{});
+  count_.polls.add(tally.polls);
+  count_.empty_polls.add(tally.polls - tally.batches);
+  count_.batches.add(tally.batches);
+  count_.completions.add(tally.completions);
 }
 
 std::size_t Poller::take_commands() {
@@ -97,40 +118,48 @@ std::size_t Poller::take_commands() {
     execute(command);
     ++taken;
   }
-  count_.commands.add(taken);
+  if (taken > 0) count_.commands.add(taken);
   return taken;
 }
 
 std::size_t Poller::poll_hot_sources() {
-  const std::uint64_t before = count_.completions.get();
+  std::size_t brought = 0;
   std::size_t put_off = 0;
   for (std::size_t i = 0; i < hot_.size();) {
     SourceState* const source = hot_[i];
-    switch (poll_source(source)) {
-      case Polled::some:
-        source->empty_rounds = 0;
-        source->woken = false;
-        break;
-      case Polled::empty:
-        if (source->woken) {
-          count_.empty_wakes.add();
-          source->woken = false;
-        }
-        if (wait_ == WaitMode::event && source->empty_rounds++ >= hot_rounds_)
-          try_turn_cold(source);
-        break;
-      case Polled::no_buffer: ++put_off; break;
-      case Polled::failed: break;
+    const Poll poll = poll_source(source);
+    brought += poll.count;
+    if (poll.brought == Polled::some) [[likely]] {
+      source->empty_rounds = 0;
+      source->woken = false;
+    } else if (poll.brought == Polled::empty) {
+      found_empty(source);
+    } else {
+      put_off += poll.brought == Polled::no_buffer ? 1 : 0;
     }
-    if (i < hot_.size() && hot_[i] == source) ++i;  // else it left, and another took its place
+    if (i < hot_.size() && hot_[i] == source) [[likely]]
+      ++i;  // else it left, and another took its place
   }
   short_of_buffers_ = put_off > 0 && put_off == hot_.size();
-  return count_.completions.get() - before;
+  return brought;
+}
+
+void Poller::found_empty(SourceState* source) {
+  if (source->woken) {
+    count_.empty_wakes.add();
+    source->woken = false;
+  }
+  if (wait_ == WaitMode::event && source->empty_rounds++ >= hot_rounds_) try_turn_cold(source);
 }
 
 void Poller::check_cold_sources() {
   rounds_since_cold_check_ = 0;
-  check_cold_now_ = false;
+  if (!std::exchange(check_cold_now_, false)) {
+    if (cold_ == 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_cold_check_ < kColdCheckInterval) return;
+    last_cold_check_ = now;
+  }
   if (ready_count_ == 0) {
     ready_count_ = ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), 0);
   }
@@ -156,16 +185,20 @@ void Poller::check_cold_sources() {
   ready_count_ = 0;
 }
 
-void Poller::retry_removals() {
-  std::erase_if(removals_, [this](const PollerCommand& command) { return try_remove(command); });
-}
-
-void Poller::notify_pools() {
-  for (std::size_t i = 0; i < pools_.size(); ++i) {
-    if (!touched_pools_[i]) continue;
-    touched_pools_[i] = false;
-    pools_[i]->parking.notify_published();
+void Poller::retry_put_off() {
+  // In their order: a connection whose adding waits is not removed before that.
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < put_off_.size(); ++i) {
+    const PollerCommand command = put_off_[i];
+    const auto same = [&](const PollerCommand& other) {
+      return other.connection == command.connection;
+    };
+    const auto first = put_off_.begin();
+    const bool overtakes = command.connection != nullptr &&
+                           std::any_of(first, first + static_cast<std::ptrdiff_t>(kept), same);
+    if (overtakes || !try_execute(command)) put_off_[kept++] = command;
   }
+  put_off_.resize(kept);
 }
 
 // --- waiting
@@ -175,22 +208,14 @@ bool Poller::prepare_to_wait() {
   owner_.check("a poller is driven by one thread; another one wanted to wait for it");
   if (wait_ == WaitMode::busy) return false;
   if (!hot_.empty() && !short_of_buffers_) return false;
-  if (!removals_.empty() && !short_of_buffers_) return false;
+  if (!put_off_.empty() && !short_of_buffers_) return false;
   if (!mailbox_.prepare_to_sleep()) return false;
   if (short_of_buffers_) {
     starved_.store(true, std::memory_order_seq_cst);  // (1) pairs with (2) in wake_if_starved()
     bool returned = false;
-    const auto collect = [&returned](auto& stack, auto*& free_list, std::uint32_t* count) {
-      for (auto* node = stack.take_all_ordered(); node != nullptr; returned = true) {
-        auto* const next = node->next;
-        node->next = std::exchange(free_list, node);
-        if (count != nullptr) ++*count;
-        node = next;
-      }
-    };
-    collect(returned_, free_batches_, nullptr);
+    for (const SpmcRing<Parcel*>* ring : returns_) returned |= !ring->empty_seq_cst();
     for (SourceState* source : hot_) {
-      collect(source->returned, source->free_segments, &source->free_segment_count);
+      returned |= collect_segments(source, source->returned.take_all_ordered());
     }
     if (returned) {
       starved_.store(false, std::memory_order_relaxed);
@@ -225,17 +250,15 @@ void Poller::execute(const PollerCommand& command) {
   switch (command.kind) {
     case PollerCommand::Kind::none: break;
     case PollerCommand::Kind::add_source: add_source(command.source); break;
-    case PollerCommand::Kind::add_connection:
-      add_connection(command.source, command.connection);
-      break;
     case PollerCommand::Kind::fail_source:
       if (command.source->heat == Heat::hot || command.source->heat == Heat::cold) {
         fail(command.source, SourceFault::cq_error, 0);
       }
       break;
+    case PollerCommand::Kind::add_connection:
     case PollerCommand::Kind::remove_source:
     case PollerCommand::Kind::remove_connection:
-      if (!try_remove(command)) removals_.push_back(command);
+      if (!try_execute(command)) put_off_.push_back(command);
       break;
   }
 }
@@ -254,22 +277,48 @@ void Poller::add_source(SourceState* source) {
   hot_.push_back(source);
 }
 
-void Poller::add_connection(SourceState* source, ConnectionState* connection) {
-  source->queue_pairs->insert(connection->qp_num, connection);
+/// False: no buffer is free for what waits for it, or something else of it has been put off.
+bool Poller::try_execute(const PollerCommand& command) {
+  if (command.kind == PollerCommand::Kind::add_connection) {
+    return add_connection(command.source, command.connection);
+  }
+  return try_remove(command);
+}
+
+bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
   // What came before it was known goes first, in its order.
   auto& early = source->early;
   const auto mine = std::stable_partition(early.begin(), early.end(), [&](const ibv_wc& wc) {
     return wc.qp_num != connection->qp_num;
   });
+  const auto batches_needed =
+      static_cast<std::size_t>(early.end() - mine + kBatchSize - 1) / kBatchSize;
+  if (!source->lanes_needed && batches_needed > free_batches_.size()) {
+    collect_batches();
+    if (batches_needed > free_batches_.size()) return false;
+  }
+  source->queue_pairs->insert(connection->qp_num, connection);
   // No more than kBatchSize may be open at once; there is a segment for each completion held.
   for (auto at = mine; at != early.end();) {
     const auto count = std::min<std::ptrdiff_t>(kBatchSize, early.end() - at);
-    route(source, {&*at, static_cast<std::size_t>(count)});
+    const std::span<const ibv_wc> completions{&*at, static_cast<std::size_t>(count)};
+    if (source->lanes_needed) {
+      route(source, completions);
+      publish_lanes(source);
+    } else {
+      Parcel* const batch = take_batch();
+      std::copy(completions.begin(), completions.end(), batch->completions);
+      connection->receives.handover.hand(static_cast<std::uint32_t>(count));
+      static_cast<Batch*>(batch)->groups[0] =
+          connection->receives.group(static_cast<std::uint32_t>(count));
+      publish(source, batch, static_cast<std::uint32_t>(count), true);
+    }
     at += count;
   }
   early.erase(mine, early.end());
   if (early.empty()) std::erase(with_early_, source);
   source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);
+  return true;
 }
 
 bool Poller::try_remove(const PollerCommand& command) {
@@ -295,25 +344,20 @@ bool Poller::try_remove(const PollerCommand& command) {
 /// waited for: under load a shared CQ may never be empty). False: no buffer is free.
 bool Poller::poll_to_empty(SourceState* source) {
   if (source->heat == Heat::failed || source->heat == Heat::gone) return true;
-  const std::uint64_t enough = count_.completions.get() + source->source->capacity();
-  for (;;) {  // bound: the source's capacity
-    switch (poll_source(source)) {
-      case Polled::empty:
-      case Polled::failed: return true;
-      case Polled::no_buffer: return false;
-      case Polled::some:
-        if (count_.completions.get() >= enough) return true;
-        break;
-    }
+  const std::uint32_t enough = source->source->capacity();
+  for (std::uint32_t taken = 0; taken < enough;) {
+    const Poll poll = poll_source(source);
+    if (poll.brought == Polled::no_buffer) return false;
+    if (poll.brought != Polled::some) return true;
+    taken += poll.count;
   }
+  return true;
 }
 
 void Poller::forget(SourceState* source) {
   if (source->heat == Heat::gone) return;  // the attach failed before the poller heard of it
   if (source->heat == Heat::hot) remove_from_hot(source);
-  if (source->heat == Heat::cold) {
-    ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
-  }
+  if (source->heat == Heat::cold) remove_from_cold(source);
   if (!source->early.empty()) {
     std::erase(with_early_, source);
     for (const ibv_wc& wc : source->early) orphan(source, wc);
@@ -325,70 +369,192 @@ void Poller::forget(SourceState* source) {
   count_.sources.set(count_.sources.get() - 1);
 }
 
+inline Parcel* Poller::take_batch() {
+  if (free_batches_.empty()) collect_batches();
+  if (free_batches_.empty()) return nullptr;
+  Parcel* const batch = free_batches_.back();
+  free_batches_.pop_back();
+  return batch;
+}
+
+inline Parcel* Poller::take_segment(SourceState* source) {
+  Parcel* const segment = source->free_segments;
+  if (segment != nullptr) {
+    source->free_segments = segment->next;
+    --source->free_segment_count;
+  }
+  return segment;
+}
+
 // --- polling
 // ---------------------------------------------------------------------------------------
 
-Poller::Polled Poller::poll_source(SourceState* source) {
+Poller::Poll Poller::poll_source(SourceState* source) {
   switch (source->options.order) {
-    case Order::none: return poll_into_batch(source);
-    case Order::per_connection: return poll_into_lanes(source);
+    case Order::none: return poll_into_batches(source);
+    case Order::per_connection:
+    case Order::per_key:
+      return source->lanes_needed ? poll_into_lanes(source) : poll_into_batches(source);
     case Order::inlined: return poll_inline(source);
   }
-  return Polled::failed;
+  return {Polled::failed};
 }
 
-Poller::Polled Poller::poll_into_batch(SourceState* source) {
-  Batch* const batch = take_batch();
-  if (batch == nullptr) {
+/// Polls on while the queue gives full batches: each is handed over at once.
+Poller::Poll Poller::poll_into_batches(SourceState* source) {
+  const bool sorting = source->queue_pairs != nullptr;
+  Poll sum = sorting ? poll_sorted(source) : poll_into_batch(source);
+  std::uint32_t last = sum.count;
+  for (std::uint32_t poll = 1; poll < kPollBurstMax && last == batch_size_; ++poll) {
+    const Poll more = sorting ? poll_sorted(source) : poll_into_batch(source);
+    last = more.count;
+    sum.count += last;
+    if (more.brought == Polled::failed) break;
+  }
+  return sum;
+}
+
+inline Poller::Poll Poller::poll_into_batch(SourceState* source) {
+  Parcel* const batch = take_batch();
+  if (batch == nullptr) [[unlikely]] {
     count_.backpressure.add();
-    return Polled::no_buffer;
+    return {Polled::no_buffer};
   }
   const std::uint32_t count = poll_and_check(source, {batch->completions, batch_size_});
-  if (count == 0) {
-    batch->next = std::exchange(free_batches_, batch);
-    return source->heat == Heat::failed ? Polled::failed : Polled::empty;
+  const std::uint32_t left = count == 0 ? 0 : inspect(source, {batch->completions, count});
+  if (left == 0) {
+    free_batches_.push_back(batch);
+    return count > 0 ? Poll{Polled::some, count} : nothing(source);
   }
-  batch->source = source;
-  batch->count = inspect(source, {batch->completions, count});
-  if (batch->count == 0) {
-    batch->next = std::exchange(free_batches_, batch);
-    return Polled::some;
-  }
-  source->handover.hand(batch->count);
-  SLUICE_CHECK(source->pool->batches[index_]->push(batch),
+  publish(source, batch, left, false);
+  return {Polled::some, count};
+}
+
+inline void Poller::publish(SourceState* source, Parcel* batch, std::uint32_t count, bool sorted) {
+  // Written only if it changes: the worker has this line in its cache.
+  if (batch->stream != &source->stream) batch->stream = &source->stream;
+  source->stream.handover.hand(count);
+  Pool* const pool = source->pool;
+  SLUICE_CHECK(pool->batches[index_]->push(BatchTicket(static_cast<Batch*>(batch), count, sorted)),
                "a batch ring is shorter than the batches");
-  touched_pools_[source->pool->index] = true;
-  return Polled::some;
+  pool->parking.notify_published();
 }
 
-Poller::Polled Poller::poll_into_lanes(SourceState* source) {
-  const std::uint32_t room = std::min(batch_size_, free_segments(source));
-  if (room == 0) {
+/// For a pool of one worker: completions of many connections, sorted by connection on the way from
+/// the scratch buffer into a batch. What one worker gets in order it handles in order.
+Poller::Poll Poller::poll_sorted(SourceState* source) {
+  Parcel* const parcel = take_batch();
+  if (parcel == nullptr) [[unlikely]] {
     count_.backpressure.add();
-    return Polled::no_buffer;
+    return {Polled::no_buffer};
   }
-  const std::uint32_t count = poll_and_check(source, {scratch_.data(), room});
-  if (count == 0) return source->heat == Heat::failed ? Polled::failed : Polled::empty;
-  route(source, {scratch_.data(), inspect(source, {scratch_.data(), count})});
-  return Polled::some;
+  // What is held early is bounded: beyond that, what may be of an unknown connection stays where it
+  // is.
+  const std::size_t holdable = source->early.capacity() - source->early.size();
+  const auto room = static_cast<std::uint32_t>(std::min<std::size_t>(batch_size_, holdable));
+  if (room == 0) [[unlikely]] {
+    free_batches_.push_back(parcel);
+    count_.backpressure.add();
+    return {Polled::no_buffer};
+  }
+  const std::uint32_t polled = poll_and_check(source, {scratch_->completions, room});
+  if (polled == 0) {
+    free_batches_.push_back(parcel);
+    return nothing(source);
+  }
+  const std::uint32_t count = inspect(source, {scratch_->completions, polled});
+  const ibv_wc* const completions = scratch_->completions;
+  const QueuePairTable::View queue_pairs = source->queue_pairs->view();
+  std::array<ConnectionState*, kBatchSize> groups;
+  std::array<ConnectionState*, kBatchSize> of;
+  std::uint32_t group_count = 0;
+  std::uint32_t known = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    ConnectionState* const connection = queue_pairs.find(completions[i].qp_num);
+    of[i] = connection;
+    if (connection == nullptr) [[unlikely]] {
+      hold_or_orphan(source, completions[i]);
+      continue;
+    }
+    if (connection->in_batch++ == 0) groups[group_count++] = connection;
+    ++known;
+  }
+  if (known == 0) {
+    free_batches_.push_back(parcel);
+    return {Polled::some, polled};
+  }
+  // All of one connection: handed over as it is, and the empty one is polled into next time.
+  const bool as_it_is = group_count == 1 && known == count;
+  auto* const batch = static_cast<Batch*>(as_it_is ? std::exchange(scratch_, parcel) : parcel);
+  ibv_wc* at = batch->completions;
+  for (std::uint32_t group = 0; group < group_count; ++group) {
+    ConnectionState* const connection = groups[group];
+    const std::uint32_t of_group = std::exchange(connection->in_batch, 0);
+    connection->batch_at = at;
+    at += of_group;
+    connection->receives.handover.hand(of_group);
+    batch->groups[group] = connection->receives.group(of_group);
+  }
+  if (!as_it_is) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (of[i] != nullptr) [[likely]]
+        *of[i]->batch_at++ = completions[i];
+    }
+  }
+  publish(source, batch, known, true);
+  return {Polled::some, polled};
 }
 
-Poller::Polled Poller::poll_inline(SourceState* source) {
-  const std::uint32_t count = poll_and_check(source, {scratch_.data(), batch_size_});
-  if (count == 0) return source->heat == Heat::failed ? Polled::failed : Polled::empty;
-  const std::uint32_t left = inspect(source, {scratch_.data(), count});
-  if (left > 0) run_inline(source, {scratch_.data(), left});
-  return Polled::some;
+/// Polls on while the queue gives full batches and the workers lag behind: the more completions a
+/// lane gets at once, the less each costs. With workers that keep up it is one poll at a time, or
+/// they would wait for the second.
+Poller::Poll Poller::poll_into_lanes(SourceState* source) {
+  Poll sum = poll_into_lanes_once(source);
+  std::uint32_t last = sum.count;
+  for (std::uint32_t poll = 1; poll < source->burst && last == batch_size_; ++poll) {
+    const Poll more = poll_into_lanes_once(source);
+    last = more.count;
+    sum.count += more.count;
+    if (more.brought == Polled::failed) break;
+  }
+  publish_lanes(source);
+  return sum;
 }
 
-std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out) {
+inline Poller::Poll Poller::poll_into_lanes_once(SourceState* source) {
+  std::uint32_t room = batch_size_;
+  if (source->free_segment_count < source->early.size() + batch_size_) {
+    room = std::min(batch_size_, free_segments(source));
+  }
+  if (room == 0) [[unlikely]] {
+    count_.backpressure.add();
+    return {Polled::no_buffer};
+  }
+  const std::uint32_t count = poll_and_check(source, {scratch_->completions, room});
+  if (count == 0) return nothing(source);
+  const std::span<const ibv_wc> completions{scratch_->completions,
+                                            inspect(source, {scratch_->completions, count})};
+  const bool perhaps_of_one =
+      completions.size() > kSegmentSize && completions.front().qp_num == completions.back().qp_num;
+  if (!perhaps_of_one || !lend(source, completions)) route(source, completions);
+  return {Polled::some, count};
+}
+
+Poller::Poll Poller::poll_inline(SourceState* source) {
+  const std::span<ibv_wc> scratch{scratch_->completions, batch_size_};
+  const std::uint32_t count = poll_and_check(source, scratch);
+  if (count == 0) return nothing(source);
+  const std::uint32_t left = inspect(source, scratch.first(count));
+  if (left > 0) run_inline(source, scratch.first(left));
+  return {Polled::some, count};
+}
+
+inline std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out) {
   const PollOutcome outcome = source->source->poll(out);
-  count_.polls.add();
-  if (outcome.count == 0) {
-    count_.empty_polls.add();
-  } else {
-    count_.batches.add();
-    count_.completions.add(outcome.count);
+  ++tally_.polls;
+  if (outcome.count > 0) {
+    ++tally_.batches;
+    tally_.completions += outcome.count;
   }
   if (outcome.fault != SourceFault::none) [[unlikely]]
     fail(source, outcome.fault, outcome.error);
@@ -397,7 +563,25 @@ std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out)
 
 /// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns
 /// how many are left.
-std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
+inline std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
+  // One instruction for each in the common case: that nothing has failed.
+  static_assert(IBV_WC_SUCCESS == 0);
+  unsigned failed = 0;
+  const ibv_wc* wc = completions.data();
+  std::size_t left = completions.size();
+  for (; left >= 8; left -= 8, wc += 8) {
+    failed |= static_cast<unsigned>(wc[0].status) | static_cast<unsigned>(wc[1].status) |
+              static_cast<unsigned>(wc[2].status) | static_cast<unsigned>(wc[3].status) |
+              static_cast<unsigned>(wc[4].status) | static_cast<unsigned>(wc[5].status) |
+              static_cast<unsigned>(wc[6].status) | static_cast<unsigned>(wc[7].status);
+  }
+  for (; left > 0; --left, ++wc) failed |= static_cast<unsigned>(wc->status);
+  if (failed != 0) [[unlikely]]
+    return inspect_failed(source, completions);
+  return static_cast<std::uint32_t>(completions.size());
+}
+
+std::uint32_t Poller::inspect_failed(SourceState* source, std::span<ibv_wc> completions) {
   std::uint32_t kept = 0;
   for (ibv_wc& wc : completions) {
     if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
@@ -429,85 +613,146 @@ void Poller::note_failed(ConnectionState* connection) {
 }
 
 void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions) {
-  BatchInfo info;
-  info.source = source->id;
-  info.connection = source->connection != nullptr ? source->connection->id : ConnectionId::none;
-  info.context = source->options.context;
-  info.poller = index_;
+  BatchInfo info = source->stream.info;
   info.worker = BatchInfo::kOnPoller;
-  info.receive_pool = source->options.receive_pool;
   handler_source_.store(source->id, std::memory_order_relaxed);
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   const auto count = static_cast<std::uint32_t>(completions.size());
-  source->handover.hand(count);
+  source->stream.handover.hand(count);
   source->handler(completions, info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
   source->source->retire(completions);
-  source->handover.finish(count);
+  source->stream.handover.finish_in_lane(count);  // nobody else counts for an inlined one
 }
 
 // --- lanes
 // -----------------------------------------------------------------------------------------
 
-/// Copies completions (at most kBatchSize) into segments of their connections' lanes: the one copy
-/// that an ordered completion costs.
-void Poller::route(SourceState* source, std::span<const ibv_wc> completions) {
-  if (source->connection != nullptr) {
-    for (const ibv_wc& wc : completions) append(source, source->connection, wc);
+/// Hands over the batch itself, not copied, if all of it belongs to one connection. False: it does
+/// not, or too many batches lie in lanes already: a slow lane must not keep them from others.
+bool Poller::lend(SourceState* source, std::span<const ibv_wc> completions) {
+  if (source->options.order != Order::per_connection) return false;
+  ConnectionState* connection = source->connection;
+  Stream* stream = &source->stream;
+  OpenParcels* open = &source->open;
+  if (connection == nullptr) {
+    const std::uint32_t qp_num = completions.front().qp_num;
+    if (!std::all_of(completions.begin(), completions.end(),
+                     [qp_num](const ibv_wc& wc) { return wc.qp_num == qp_num; })) {
+      return false;
+    }
+    connection = source->queue_pairs->find(qp_num);
+    if (connection == nullptr) return false;
+    stream = &connection->receives;
+    open = &connection->open;
+  }
+  if (lent_ >= lent_max_) collect_batches();
+  Parcel* const next = lent_ < lent_max_ ? take_batch() : nullptr;
+  if (next == nullptr) return false;
+  Parcel* const batch = std::exchange(scratch_, next);
+  batch->lent = true;
+  ++lent_;
+  batch->stream = stream;
+  batch->count = static_cast<std::uint32_t>(completions.size());
+  batch->next = nullptr;
+  source->stream.handover.hand(batch->count);
+  if (open->last == nullptr) {
+    open->first = batch;
+    open_lanes_[open_lane_count_++] = {open, &connection->lane, stream};
   } else {
-    ConnectionState* connection = nullptr;
+    open->last->next = batch;
+  }
+  open->last = batch;
+  open->at = open->end = nullptr;
+  return true;
+}
+
+/// Copies completions (at most kBatchSize) into segments of their lanes: the one copy that an
+/// ordered completion costs. They are in the lanes once publish_lanes() is called.
+void Poller::route(SourceState* source, std::span<const ibv_wc> completions) {
+  source->stream.handover.hand(static_cast<std::uint32_t>(completions.size()));
+  if (source->options.order == Order::per_key) return route_by_key(source, completions);
+  if (ConnectionState* const connection = source->connection; connection != nullptr) {
     for (const ibv_wc& wc : completions) {
-      if (connection == nullptr || connection->qp_num != wc.qp_num) {
-        connection = source->queue_pairs->find(wc.qp_num);
-      }
-      if (connection != nullptr) {
-        append(source, connection, wc);
-      } else {
-        hold_or_orphan(source, wc);
-      }
+      append(source->open, &connection->lane, &source->stream, wc);
     }
+    return;
   }
-  flush_lanes(source);
-}
-
-void Poller::append(SourceState* source, ConnectionState* connection, const ibv_wc& wc) {
-  // A connection's own CQ and the receive CQ it shares may belong to two pollers: each has its own.
-  OpenSegments& open = source->connection != nullptr ? source->open : connection->open;
-  Segment* segment = open.last;
-  if (segment == nullptr || segment->count == kSegmentSize) {
-    Segment* const fresh = take_segment(source);
-    SLUICE_CHECK(fresh != nullptr, "a source was polled without a segment for each completion");
-    fresh->connection = connection;
-    fresh->count = 0;
-    fresh->next = nullptr;
-    if (segment == nullptr) {
-      open.first = fresh;
-      open_lanes_[open_lane_count_++] = connection;
+  const QueuePairTable::View queue_pairs = source->queue_pairs->view();
+  for (const ibv_wc& wc : completions) {
+    ConnectionState* const connection = queue_pairs.find(wc.qp_num);
+    if (connection != nullptr) [[likely]] {
+      append(connection->open, &connection->lane, &connection->receives, wc);
     } else {
-      segment->next = fresh;
+      source->stream.handover.take_back(1);
+      hold_or_orphan(source, wc);
     }
-    open.last = segment = fresh;
   }
-  segment->completions[segment->count++] = wc;
 }
 
-void Poller::flush_lanes(SourceState* source) {
-  for (std::uint32_t i = 0; i < open_lane_count_; ++i) {
-    ConnectionState* const connection = open_lanes_[i];
-    const bool own = source->connection != nullptr;
-    const OpenSegments segments =
-        std::exchange(own ? source->open : connection->open, OpenSegments{});
-    Handover& handover = own ? source->handover : connection->receives;
-    for (Segment* segment = segments.first; segment != nullptr; segment = segment->next) {
-      handover.hand(segment->count);
-    }
-    Pool* const pool = source->pool;
-    Lane* const lane = &connection->lane;
-    if (lane->queue.push_chain(segments.first, segments.last)) pool->schedule(lane);
-    touched_pools_[pool->index] = true;
+/// A failed completion is not shown to the key function: it follows its queue pair.
+void Poller::route_by_key(SourceState* source, std::span<const ibv_wc> completions) {
+  const Pool& pool = *source->pool;
+  auto& open = open_keys_[pool.index];
+  for (const ibv_wc& wc : completions) {
+    const std::uint64_t key =
+        wc.status == IBV_WC_SUCCESS ? source->options.key(wc) : std::uint64_t{wc.qp_num};
+    const std::uint32_t lane = pool.key_lane(key);
+    append(open[lane], &pool.key_lanes[lane], &source->stream, wc);
   }
-  open_lane_count_ = 0;
+}
+
+inline void Poller::append(OpenParcels& open, Lane* lane, Stream* stream, const ibv_wc& wc) {
+  if (open.at == open.end) [[unlikely]]
+    extend(open, lane, stream);
+  *open.at++ = wc;
+}
+
+void Poller::extend(OpenParcels& open, Lane* lane, Stream* stream) {
+  Parcel* const fresh = take_segment(stream->source);
+  SLUICE_CHECK(fresh != nullptr, "a source was polled without a segment for each completion");
+  fresh->stream = stream;
+  fresh->count = segment_size_;  // unless it is the last: see publish_lanes()
+  fresh->next = nullptr;
+  if (open.last == nullptr) {
+    open.first = fresh;
+    open_lanes_[open_lane_count_++] = {&open, lane, stream};
+  } else {
+    open.last->next = fresh;
+  }
+  open.last = fresh;
+  open.at = fresh->completions;
+  open.end = open.at + segment_size_;
+}
+
+/// Puts what was routed into the lanes, and those lanes that were idle before the workers.
+void Poller::publish_lanes(SourceState* source) {
+  const std::uint32_t lanes = std::exchange(open_lane_count_, 0);
+  if (lanes == 0) return;
+  std::uint32_t fresh = 0;
+  for (std::uint32_t i = 0; i < lanes; ++i) {
+    const OpenLane& open = open_lanes_[i];
+    const OpenParcels parcels = std::exchange(*open.parcels, OpenParcels{});
+    parcels.last->count -= static_cast<std::uint32_t>(parcels.end - parcels.at);
+    if (open.stream != &source->stream) {  // the source's own has been told by route()
+      std::uint32_t count = parcels.first->count;
+      for (const Parcel* parcel = parcels.first; parcel != parcels.last;) {
+        parcel = parcel->next;
+        count += parcel->count;
+      }
+      open.stream->handover.hand(count);
+    }
+    if (open.lane->queue.push_chain(parcels.first, parcels.last)) fresh_lanes_[fresh++] = open.lane;
+  }
+  // Lanes that are still scheduled say that the workers lag behind.
+  source->burst = fresh * 2 <= lanes ? std::min(source->burst * 2, kPollBurstMax)
+                                     : std::max(source->burst / 2, 1U);
+  if (fresh == 0) return;
+  Pool* const pool = source->pool;
+  SLUICE_CHECK(pool->lanes[index_]->push_bulk({fresh_lanes_.data(), fresh}) == fresh,
+               "a ring of runnable lanes is shorter than the lanes");
+  pool->parking.notify_published();
 }
 
 void Poller::hold_or_orphan(SourceState* source, const ibv_wc& wc) {
@@ -552,7 +797,7 @@ void Poller::expire_early_completions() {
 // -----------------------------------------------------------------------------------
 
 void Poller::turn_hot(SourceState* source) {
-  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
+  remove_from_cold(source);
   source->heat = Heat::hot;
   source->empty_rounds = 0;
   hot_.push_back(source);
@@ -573,7 +818,7 @@ void Poller::try_turn_cold(SourceState* source) {
     count_.events.add();
     if (i == kEventsPerTurn) return;  // busy after all
   }
-  if (poll_source(source) != Polled::empty) {
+  if (poll_source(source).brought != Polled::empty) {
     source->empty_rounds = 0;
     return;
   }
@@ -586,7 +831,14 @@ void Poller::try_turn_cold(SourceState* source) {
   }
   remove_from_hot(source);
   source->heat = Heat::cold;
+  ++cold_;
   count_.turned_cold.add();
+}
+
+/// Its heat is the caller's to change.
+void Poller::remove_from_cold(SourceState* source) {
+  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
+  --cold_;
 }
 
 void Poller::remove_from_hot(SourceState* source) {
@@ -604,9 +856,7 @@ void Poller::fail(SourceState* source, SourceFault fault, int error) {
     source->polled_for_good = true;
   } else {
     if (source->heat == Heat::hot) remove_from_hot(source);
-    if (source->heat == Heat::cold) {
-      ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
-    }
+    if (source->heat == Heat::cold) remove_from_cold(source);
     source->heat = Heat::failed;
     source->dead.store(true, std::memory_order_seq_cst);
   }
@@ -623,34 +873,38 @@ void Poller::fail(SourceState* source, SourceFault fault, int error) {
 // --- buffers
 // ---------------------------------------------------------------------------------------
 
-Batch* Poller::take_batch() {
-  if (free_batches_ == nullptr) free_batches_ = returned_.take_all();
-  Batch* const batch = free_batches_;
-  if (batch != nullptr) free_batches_ = batch->next;
-  return batch;
+/// Takes in what the workers have given back.
+void Poller::collect_batches() {
+  std::array<Parcel*, 64> back;
+  for (SpmcRing<Parcel*>* ring : returns_) {
+    for (std::size_t count = back.size(); count == back.size();) {  // bound: the batches there are
+      count = ring->pop_bulk(back);
+      free_batches_.insert(free_batches_.end(), back.begin(), back.begin() + count);
+      for (std::size_t i = 0; lent_ > 0 && i < count; ++i) {
+        if (std::exchange(back[i]->lent, false)) --lent_;
+      }
+    }
+  }
+}
+
+/// Takes in a list of segments that have come back. True: it was not empty.
+bool Poller::collect_segments(SourceState* source, Parcel* list) {
+  for (Parcel* segment = list; segment != nullptr;) {
+    Parcel* const next = segment->next;
+    segment->next = std::exchange(source->free_segments, segment);
+    ++source->free_segment_count;
+    segment = next;
+  }
+  return list != nullptr;
 }
 
 std::uint32_t Poller::free_segments(SourceState* source) {
-  // What is held early will need its segments, too.
+  // What is held early will need its segments, too; and so does what this burst has polled.
   const auto held = static_cast<std::uint32_t>(source->early.size());
   if (source->free_segment_count < held + kBatchSize) {
-    for (Segment* segment = source->returned.take_all(); segment != nullptr;) {
-      Segment* const next = segment->next;
-      segment->next = std::exchange(source->free_segments, segment);
-      ++source->free_segment_count;
-      segment = next;
-    }
+    collect_segments(source, source->returned.take_all());
   }
   return source->free_segment_count > held ? source->free_segment_count - held : 0;
-}
-
-Segment* Poller::take_segment(SourceState* source) {
-  Segment* const segment = source->free_segments;
-  if (segment != nullptr) {
-    source->free_segments = segment->next;
-    --source->free_segment_count;
-  }
-  return segment;
 }
 
 PollerCounters Poller::counters() const noexcept {

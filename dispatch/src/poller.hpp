@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -39,17 +40,23 @@ struct PollerCommand {
 ///
 /// Its states are its own; others reach it through the mailbox. Driven by one thread at a time.
 /// Invariants: INV-ARM and INV-EMPTY of CompletionSource. Cost of a round: O(hot sources), plus one
-/// epoll_wait when nothing was found or every kColdCheckRounds rounds.
+/// epoll_wait when nothing was found, or every kColdCheckRounds rounds where some are cold.
 class Poller final : public Runnable {
  public:
-  /// `memory` holds its batch buffers: config.batch_count of them, zeroed, aligned to a page.
+  /// `memory` holds its batch buffers, memory_size() bytes, zeroed, aligned to a page.
   Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
-         std::vector<Pool*> pools, ControlPort& control, const DispatcherCallbacks& callbacks);
+         const std::vector<Pool*>& pools, ControlPort& control,
+         const DispatcherCallbacks& callbacks);
   ~Poller() override;
+  [[nodiscard]] static std::size_t memory_size(const PollerConfig& config) noexcept {
+    return (std::size_t{config.batch_count} + 1) * sizeof(Batch);  // one to poll into
+  }
 
   /// Where the batch buffers are, for tests and reports.
   [[nodiscard]] const topology::NodeMemory& batch_memory() const noexcept { return batch_memory_; }
   [[nodiscard]] Status open();  ///< makes the descriptors; once, before anything else
+  /// Where workers will put batches of this poller that they are done with.
+  void take_returns_from(SpmcRing<Parcel*>& ring) { returns_.push_back(&ring); }
 
   // --- Runnable, for the owning thread ---------------------------------------------------------
   std::size_t run_once() override;
@@ -63,15 +70,12 @@ class Poller final : public Runnable {
   // --- any thread ------------------------------------------------------------------------------
   [[nodiscard]] bool post(const PollerCommand& command) noexcept { return mailbox_.post(command); }
   void poke() noexcept { mailbox_.poke(); }
-  /// A worker is done with a batch.
-  void give_back(Batch* batch) noexcept {
-    returned_.push(batch);
-    wake_if_starved();
-  }
-  /// After a push to one of the stacks that a starved poller waits for.
+  [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
+  /// After something that a starved poller waits for was given back, by a seq_cst operation.
   void wake_if_starved() noexcept {
-    // (2) pairs with (1) in prepare_to_wait(): the push before and the poller's take_all_ordered()
-    // are RMWs of one word. If the push came second, it acquired what (1) stored before.
+    // (2) seq_cst: pairs with (1) in prepare_to_wait(), a Dekker pair. Batches: the ring's push
+    // comes before (2), its empty_seq_cst() after (1). Segments: the push and take_all_ordered()
+    // are RMWs of one word; if the push came second, it acquired what (1) stored before.
     if (starved_.load(std::memory_order_seq_cst) &&
         starved_.exchange(false, std::memory_order_relaxed)) {
       mailbox_.poke();
@@ -90,6 +94,11 @@ class Poller final : public Runnable {
   void count_stall() noexcept { inline_stalls_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  /// Passes over the hot sources in one round, as long as they bring something.
+  static constexpr std::uint32_t kPassesMax = 4;
+  static constexpr std::uint32_t kPollBurstMax = 8;  ///< polls of a source before it publishes
+  static constexpr std::uint32_t kOpenLanesMax = kPollBurstMax * kBatchSize;
+
   struct Slot {
     SourceState* source = nullptr;
     std::uint32_t generation = 0;
@@ -103,30 +112,47 @@ class Poller final : public Runnable {
   // The phases of a round.
   std::size_t take_commands();
   std::size_t poll_hot_sources();
+  void settle_tally();
   void check_cold_sources();
-  void retry_removals();
+  void retry_put_off();
   void expire_early_completions();
-  void notify_pools();
 
   // Commands.
   void execute(const PollerCommand& command);
   void add_source(SourceState* source);
-  void add_connection(SourceState* source, ConnectionState* connection);
+  [[nodiscard]] bool try_execute(const PollerCommand& command);
+  [[nodiscard]] bool add_connection(SourceState* source, ConnectionState* connection);
   [[nodiscard]] bool try_remove(const PollerCommand& command);
   [[nodiscard]] bool poll_to_empty(SourceState* source);
   void forget(SourceState* source);
 
   // One source.
-  enum class Polled : std::uint8_t { some, empty, no_buffer, failed };
-  Polled poll_source(SourceState* source);
-  Polled poll_into_batch(SourceState* source);
-  Polled poll_into_lanes(SourceState* source);
-  Polled poll_inline(SourceState* source);
+  enum class Polled : std::uint32_t { some, empty, no_buffer, failed };
+  struct Poll {
+    Polled brought = Polled::empty;
+    std::uint32_t count = 0;  ///< completions taken off the queue
+  };
+  Poll poll_source(SourceState* source);
+  Poll poll_into_batches(SourceState* source);
+  Poll poll_into_batch(SourceState* source);
+  Poll poll_sorted(SourceState* source);
+  void publish(SourceState* source, Parcel* batch, std::uint32_t count, bool sorted);
+  Poll poll_into_lanes(SourceState* source);
+  Poll poll_into_lanes_once(SourceState* source);
+  Poll poll_inline(SourceState* source);
+  [[nodiscard]] static Poll nothing(const SourceState* source) noexcept {
+    return {source->heat == Heat::failed ? Polled::failed : Polled::empty, 0};
+  }
+  void found_empty(SourceState* source);
   std::uint32_t poll_and_check(SourceState* source, std::span<ibv_wc> out);
   std::uint32_t inspect(SourceState* source, std::span<ibv_wc> completions);
+  std::uint32_t inspect_failed(SourceState* source, std::span<ibv_wc> completions);
   void route(SourceState* source, std::span<const ibv_wc> completions);
-  void append(SourceState* source, ConnectionState* connection, const ibv_wc& wc);
-  void flush_lanes(SourceState* source);
+  void route_by_key(SourceState* source, std::span<const ibv_wc> completions);
+  [[nodiscard]] bool lend(SourceState* source, std::span<const ibv_wc> completions);
+  void append(OpenParcels& open, Lane* lane, Stream* stream, const ibv_wc& wc);
+  void extend(OpenParcels& open, Lane* lane, Stream* stream);
+  void publish_lanes(SourceState* source);
   void hold_or_orphan(SourceState* source, const ibv_wc& wc);
   void orphan(SourceState* source, const ibv_wc& wc);
   void note_failed(ConnectionState* connection);
@@ -136,19 +162,22 @@ class Poller final : public Runnable {
   void turn_hot(SourceState* source);
   void try_turn_cold(SourceState* source);
   void remove_from_hot(SourceState* source);
+  void remove_from_cold(SourceState* source);
   void fail(SourceState* source, SourceFault fault, int error);
 
   // Buffers.
-  Batch* take_batch();
-  Segment* take_segment(SourceState* source);
+  Parcel* take_batch();
+  void collect_batches();
+  static bool collect_segments(SourceState* source, Parcel* list);
+  Parcel* take_segment(SourceState* source);
   std::uint32_t free_segments(SourceState* source);
 
   const std::uint32_t index_;
   const WaitMode wait_;
   const std::uint32_t hot_rounds_;
-  const std::uint32_t batch_size_;  ///< 1..kBatchSize
-  std::vector<Pool*> pools_;
-  std::vector<bool> touched_pools_;
+  const std::uint32_t batch_size_;    ///< 1..kBatchSize
+  const std::uint32_t segment_size_;  ///< completions in one, at most
+  const std::uint32_t lent_max_;      ///< batches in lanes
   ControlPort& control_;
   const DispatcherCallbacks& callbacks_;
 
@@ -158,9 +187,11 @@ class Poller final : public Runnable {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<SourceState*> hot_;
-  std::vector<PollerCommand> removals_;   ///< waiting for buffers to poll to empty
+  std::vector<PollerCommand> put_off_;    ///< waiting for buffers
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
+  std::uint32_t cold_ = 0;                ///< sources that wait in epoll
   std::uint32_t rounds_since_cold_check_ = 0;
+  std::chrono::steady_clock::time_point last_cold_check_{};
   bool check_cold_now_ = false;
   std::array<epoll_event, 64> ready_;  ///< what block() found
   int ready_count_ = 0;
@@ -168,18 +199,33 @@ class Poller final : public Runnable {
       false;  ///< every hot source was left alone in this round, for want of buffers
 
   topology::NodeMemory batch_memory_;
-  Batch* free_batches_ = nullptr;
-  std::array<ibv_wc, kBatchSize> scratch_;
-  std::array<ConnectionState*, kBatchSize> open_lanes_{};
+  std::vector<Parcel*> free_batches_;
+  std::vector<SpmcRing<Parcel*>*> returns_;  ///< of each worker
+  std::uint32_t lent_ = 0;                   ///< at most so many batches lie in lanes
+  Parcel* scratch_ = nullptr;  ///< the batch that ordered and inlined sources are polled into
+
+  /// A lane that the present poll has filled segments for.
+  struct OpenLane {
+    OpenParcels* parcels;
+    Lane* lane;
+    Stream* stream;
+  };
+  std::array<OpenLane, kOpenLanesMax> open_lanes_;
   std::uint32_t open_lane_count_ = 0;
+  std::array<Lane*, kOpenLanesMax> fresh_lanes_;     ///< room for publish_lanes()
+  std::vector<std::vector<OpenParcels>> open_keys_;  ///< by pool and key lane
 
   std::atomic<bool> asleep_{false};
   Counters count_;
+  /// What a round adds to the counters: others look at those, so each is a store of its own.
+  struct Tally {
+    std::uint32_t polls = 0, batches = 0, completions = 0;
+  };
+  Tally tally_;
   std::atomic<std::uint64_t> handler_sequence_{0};
   std::atomic<SourceId> handler_source_{SourceId::none};
 
   // Written by others.
-  ReturnStack<Batch> returned_;
   alignas(kCacheLine) std::atomic<bool> starved_{false};
   alignas(kCacheLine) std::atomic<std::uint64_t> inline_stalls_{0};
 };

@@ -14,39 +14,58 @@
 
 namespace sluice::detail {
 
-/// What pollers hand work through to the workers of one pool: a ring of batches per poller (order
-/// none) and one ring of runnable lanes (order per_connection). Both are as long as what can be in
-/// them, so a push cannot fail: a poller has so many batches, and a lane is in the ring once.
+/// What pollers hand work through to the workers of one pool: for each poller a ring of batches
+/// (order none) and one of the lanes that it has made runnable, both with one producer; and a ring
+/// with any number of producers for the lanes that a worker puts back. All are as long as what can
+/// be in them, so a push cannot fail: a poller has so many batches and feeds so many lanes, and a
+/// lane is in one ring at a time, once.
 struct Pool {
-  /// `batch_counts`: of each poller.
-  Pool(PoolConfig pool_config, std::uint32_t pool_index,
-       const std::vector<std::uint32_t>& batch_counts, std::uint32_t lanes_max)
+  /// What one poller can put into its rings at most.
+  struct Feed {
+    std::uint32_t batches = 0;
+    std::uint32_t lanes = 0;
+  };
+  Pool(PoolConfig pool_config, std::uint32_t pool_index, const std::vector<Feed>& feeds,
+       std::uint32_t lanes_max)
       : config(std::move(pool_config)),
         index(pool_index),
-        runnable(lanes_max),
+        key_lanes(std::make_unique<Lane[]>(config.key_lanes)),
+        resumed(lanes_max),
         parking(config.workers) {
-    for (const std::uint32_t count : batch_counts) {
-      batches.push_back(std::make_unique<SpmcRing<Batch*>>(count));
+    for (const Feed& feed : feeds) {
+      batches.push_back(std::make_unique<SpmcRing<BatchTicket>>(feed.batches));
+      lanes.push_back(std::make_unique<SpmcRing<Lane*>>(feed.lanes));
     }
   }
 
   /// For the last scan before parking.
   [[nodiscard]] bool empty_seq_cst() const noexcept {
-    if (!runnable.empty_seq_cst()) return false;
-    for (const auto& ring : batches) {
-      if (!ring->empty_seq_cst()) return false;
+    if (!resumed.empty_seq_cst()) return false;
+    for (std::size_t poller = 0; poller < batches.size(); ++poller) {
+      if (!batches[poller]->empty_seq_cst() || !lanes[poller]->empty_seq_cst()) return false;
     }
     return true;
   }
 
-  void schedule(Lane* lane) noexcept {
-    SLUICE_CHECK(runnable.push(lane), "the ring of runnable lanes is shorter than the lanes");
+  /// A worker puts back a lane that has more to do.
+  void resume(Lane* lane) noexcept {
+    SLUICE_CHECK(resumed.push(lane), "the ring of runnable lanes is shorter than the lanes");
+  }
+
+  /// Which of the key lanes: the same key has the same one, whichever source it comes from.
+  [[nodiscard]] std::uint32_t key_lane(std::uint64_t key) const noexcept {
+    // Fibonacci hashing, then the upper half scaled to the number of lanes (Lemire, "Fast random
+    // integer generation in an interval", 2019).
+    const std::uint64_t mixed = (key * 0x9E3779B97F4A7C15ULL) >> 32;
+    return static_cast<std::uint32_t>((mixed * config.key_lanes) >> 32);
   }
 
   const PoolConfig config;
   const std::uint32_t index;
-  ScqRing<Lane*> runnable;
-  std::vector<std::unique_ptr<SpmcRing<Batch*>>> batches;
+  const std::unique_ptr<Lane[]> key_lanes;                      ///< order per_key
+  std::vector<std::unique_ptr<SpmcRing<BatchTicket>>> batches;  ///< of each poller
+  std::vector<std::unique_ptr<SpmcRing<Lane*>>> lanes;          ///< of each poller
+  ScqRing<Lane*> resumed;
   ParkingLot parking;
   std::atomic<std::uint32_t> lanes_used{0};  ///< connections attached to it
 };

@@ -11,11 +11,17 @@ SourceState::SourceState(SourceId source_id, std::shared_ptr<CompletionSource> c
       source(std::move(completion_source)),
       options(std::move(attach_options)),
       handler(std::move(completion_handler)) {
-  if (options.order != Order::per_connection) return;
+  stream.source = this;
+  stream.info.source = id;
+  stream.info.context = options.context;
+  stream.info.receive_pool = options.receive_pool;
+}
+
+void SourceState::make_segments() {
   segment_count = source->capacity();
   segments = std::make_unique<Segment[]>(segment_count);
   for (std::uint32_t i = 0; i < segment_count; ++i) {
-    segments[i].source = this;
+    segments[i].completions = segments[i].storage;
     segments[i].next = std::exchange(free_segments, &segments[i]);
   }
   free_segment_count = segment_count;

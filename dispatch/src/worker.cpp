@@ -1,42 +1,43 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "worker.hpp"
 
+#include <array>
+#include <utility>
+
 #include "inside.hpp"
 
 namespace sluice::detail {
 namespace {
 
-/// Segments of one lane that a worker handles before the other runnable lanes get their turn.
-constexpr std::uint32_t kLaneBudget = 16;
+/// Completions of one lane that a worker handles before the other runnable lanes get their turn.
+constexpr std::uint32_t kLaneBudget = 128;
+/// Claims from one ring before another is looked at first.
+constexpr std::uint32_t kStreakMax = 8;
 
 }  // namespace
 
 std::size_t Worker::run_once() {
   owner_.check("a worker is driven by one thread; another one called it");
   const InsideRound inside;
-  const std::uint64_t before = completions_.get();
-  for (int turn = 0; turn < 2; ++turn) {
-    const bool lane_turn = lane_first_ == (turn == 0);
-    if (lane_turn) {
-      Lane* lane = nullptr;
-      if (!pool_.runnable.pop(lane)) continue;
-      found();
-      run_lane(lane);
-    } else {
-      Batch* const batch = next_batch();
-      if (batch == nullptr) continue;
-      found();
-      run_batch(batch);
-    }
+  handled_ = 0;
+  if (lanes_first_) {
+    run_lanes();
+    run_batches();
+  } else {
+    run_batches();
+    run_lanes();
   }
-  lane_first_ = !lane_first_;
-  const std::size_t work = completions_.get() - before;
-  if (work == 0 && searching_ == host_driven_) {
-    // A thread of ours is a searcher from here on, so that producers need not wake anybody. A host
+  lanes_first_ = !lanes_first_;
+  if (handled_ > 0) {
+    completions_.add(handled_);
+    idle_rounds_ = 0;
+  } else if (searching_ == host_driven_ && (host_driven_ || ++idle_rounds_ > search_after_)) {
+    // A thread of ours is a searcher from here on, so that producers need not wake anybody; one
+    // without colleagues only on its way to sleep, since there is nobody else to be woken. A host
     // may go elsewhere after this call; it is one only from prepare_to_wait() to its next round.
     host_driven_ ? end_search() : begin_search();
   }
-  return work;
+  return handled_;
 }
 
 void Worker::begin_search() {
@@ -57,82 +58,178 @@ void Worker::found() {
   if (pool_.parking.found_work(index_) && !pool_.empty_seq_cst()) pool_.parking.notify_published();
 }
 
-Batch* Worker::next_batch() {
-  const auto rings = static_cast<std::uint32_t>(pool_.batches.size());
-  for (std::uint32_t i = 0; i < rings; ++i) {
-    Batch* batch = nullptr;
-    if (pool_.batches[(next_ring_ + i) % rings]->pop(batch)) {
-      next_ring_ = (next_ring_ + i + 1) % rings;
-      return batch;
+/// From one ring as long as it has something, for the caches' sake, but not for ever.
+template <typename T>
+std::size_t Worker::claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings,
+                          std::uint32_t& next, std::span<T> out) {
+  if (++streak_ >= kStreakMax) {
+    streak_ = 0;
+    next = next + 1 < rings.size() ? next + 1 : 0;
+  }
+  for (std::size_t i = 0; i < rings.size(); ++i) {
+    if (const std::size_t count = rings[next]->pop_bulk(out); count > 0) return count;
+    next = next + 1 < rings.size() ? next + 1 : 0;
+  }
+  return 0;
+}
+
+void Worker::run_lanes() {
+  std::array<Lane*, kClaimMax> lanes;
+  std::size_t count = 0;
+  resumed_first_ = !resumed_first_;
+  if (resumed_first_ && pool_.resumed.pop(lanes[0])) count = 1;
+  if (count == 0) count = claim(pool_.lanes, next_lanes_, std::span(lanes.data(), claim_max_));
+  if (count == 0 && !resumed_first_ && pool_.resumed.pop(lanes[0])) count = 1;
+  if (count == 0) return;
+  found();
+  for (std::size_t i = 1; i < count; ++i) __builtin_prefetch(lanes[i], 1);
+  for (std::size_t i = 0; i < count; ++i) run_lane(lanes[i]);
+  settle();
+  lane_runs_.add(count);
+}
+
+void Worker::run_batches() {
+  std::array<BatchTicket, kClaimMax> tickets;
+  const std::size_t count =
+      claim(pool_.batches, next_batches_, std::span(tickets.data(), claim_max_));
+  if (count == 0) return;
+  found();
+  std::array<Parcel*, kClaimMax> done;
+  SourceState* source = tickets[0].batch()->stream->source;
+  Poller* const poller = source->poller;  // one ring, one poller
+  std::uint32_t completions = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + 1 < count) __builtin_prefetch(tickets[i + 1].batch()->completions);
+    done[i] = tickets[i].batch();
+    if (SourceState* const of_this = done[i]->stream->source; of_this != source) {
+      source->stream.handover.finish(completions);  // the last access to the source
+      completions = 0;
+      source = of_this;
     }
+    run_batch(tickets[i]);
+    completions += tickets[i].count();
   }
-  return nullptr;
+  handled_ += completions;
+  source->stream.handover.finish(completions);
+  give_back(poller, {done.data(), count});
 }
 
-void Worker::run_lane(Lane* lane) {
-  lane_runs_.add();
-  Segment* segment = lane->leftover != nullptr ? lane->leftover : lane->queue.take_all();
-  lane->leftover = nullptr;
-  for (std::uint32_t handled = 0; segment != nullptr && handled < kLaneBudget; ++handled) {
-    Segment* const next = segment->next;
-    run_segment(segment);
-    segment = next;
+/// A sorted batch is handled group by group: each a connection's.
+void Worker::run_batch(BatchTicket ticket) {
+  Batch* const batch = ticket.batch();
+  const ibv_wc* at = batch->completions;
+  if (!ticket.sorted()) return call(batch->stream, {at, ticket.count()});
+  std::uint32_t left = ticket.count();
+  for (const std::uintptr_t* group = batch->groups; left > 0; ++group) {
+    Stream* const stream = Stream::of_group(*group);
+    const auto count = static_cast<std::uint32_t>(*group & Stream::kCountMask) + 1;
+    call(stream, {at, count});
+    stream->handover.finish_in_lane(count);  // the last access to the connection
+    at += count;
+    left -= count;
   }
-  if (segment != nullptr) {
-    lane->leftover = segment;
-    pool_.schedule(lane);
-  } else if (!lane->queue.try_idle()) {
-    pool_.schedule(lane);
-  }
-  // From here on the lane is another worker's, or gone.
 }
 
-void Worker::run_segment(Segment* segment) {
-  SourceState* const source = segment->source;
-  ConnectionState* const connection = segment->connection;
-  Poller* const poller = source->poller;
-  BatchInfo info;
-  info.source = source->id;
-  info.connection = connection->id;
-  info.context = connection->context != nullptr ? connection->context : source->options.context;
-  info.poller = source->poller_index;
+void Worker::call(Stream* stream, std::span<const ibv_wc> completions) {
+  SourceState* const source = stream->source;
+  BatchInfo info = stream->info;
   info.worker = index_;
-  info.receive_pool = source->options.receive_pool;
-  const std::uint32_t handled = segment->count;
-  call(source, {segment->completions, handled}, info);
-  Handover& handover = source->connection != nullptr ? source->handover : connection->receives;
-  source->returned.push(segment);
-  handover.finish(handled);  // the last access to source and connection, but for the lane
-  poller->wake_if_starved();
-  control_.poke();
-}
-
-void Worker::run_batch(Batch* batch) {
-  SourceState* const source = batch->source;
-  Poller* const poller = batch->poller;
-  BatchInfo info;
-  info.source = source->id;
-  info.connection = source->connection != nullptr ? source->connection->id : ConnectionId::none;
-  info.context = source->options.context;
-  info.poller = source->poller_index;
-  info.worker = index_;
-  info.receive_pool = source->options.receive_pool;
-  const std::uint32_t handled = batch->count;
-  call(source, {batch->completions, handled}, info);
-  poller->give_back(batch);
-  source->handover.finish(handled);  // the last access to the source
-  control_.poke();
-}
-
-void Worker::call(SourceState* source, std::span<const ibv_wc> completions, const BatchInfo& info) {
-  handler_source_.store(source->id, std::memory_order_relaxed);
+  handler_source_.store(info.source, std::memory_order_relaxed);
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   source->handler(completions, info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
   source->source->retire(completions);
-  batches_.add();
-  completions_.add(completions.size());
+}
+
+void Worker::give_back(Poller* poller, std::span<Parcel* const> batches) {
+  SLUICE_CHECK(returns_[poller->index()]->push_bulk(batches) == batches.size(),
+               "a ring of returns is shorter than the batches");
+  poller->wake_if_starved();
+  control_.poke();
+}
+
+void Worker::run_lane(Lane* lane) {
+  Parcel* parcel = lane->leftover;
+  if (parcel == nullptr) [[likely]]
+    parcel = lane->queue.take_all();
+  parcel = run_chain(parcel, kLaneBudget);
+  if (lane->leftover != parcel) lane->leftover = parcel;
+  if (parcel != nullptr || !lane->queue.try_idle()) pool_.resume(lane);
+  // From here on the lane is another worker's, or gone.
+}
+
+/// Calls the handlers of linked parcels until `budget` completions are handled; returns what is
+/// left. Those that were handled are homebound.
+Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
+  Homebound home = homebound_;
+  std::uint32_t handled = 0;
+  std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
+  while (parcel != nullptr && handled < budget) {
+    Stream* const stream = parcel->stream;
+    SourceState* const source = stream->source;
+    Poller* const poller = parcel->poller;
+    BatchInfo info = stream->info;
+    info.worker = index_;
+    handler_source_.store(info.source, std::memory_order_relaxed);
+    if (home.first != nullptr && (home.source != source || home.first->poller != poller)) {
+      homebound_ = std::exchange(home, Homebound{});
+      settle();
+    }
+    if (home.first == nullptr) {
+      home.first = parcel;
+    } else {
+      home.last->next = parcel;
+    }
+    std::uint32_t of_stream = 0;
+    Parcel* last = nullptr;
+    do {  // the parcels of one stream and one home, linked already
+      last = parcel;
+      const std::span<const ibv_wc> completions{parcel->completions, parcel->count};
+      parcel = parcel->next;
+      if (parcel != nullptr) __builtin_prefetch(parcel);
+      handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+      source->handler(completions, info);
+      sequence += 2;
+      handler_sequence_.store(sequence, std::memory_order_relaxed);
+      source->source->retire(completions);
+      of_stream += static_cast<std::uint32_t>(completions.size());
+    } while (parcel != nullptr && parcel->stream == stream && parcel->poller == poller &&
+             handled + of_stream < budget);
+    home.last = last;
+    home.source = source;
+    home.completions += of_stream;
+    handled += of_stream;
+    // The last access to the connection, but for the lane.
+    if (stream != &source->stream) stream->handover.finish_in_lane(of_stream);
+  }
+  homebound_ = home;
+  handled_ += handled;
+  return parcel;
+}
+
+/// Gives back what is homebound.
+void Worker::settle() {
+  if (homebound_.first == nullptr) return;
+  SourceState* const source = homebound_.source;
+  Poller* const poller = source->poller;
+  const std::uint32_t completions = std::exchange(homebound_.completions, 0);
+  Parcel* parcel = std::exchange(homebound_.first, nullptr);
+  if (parcel->poller == nullptr) {
+    source->returned.push_chain(parcel, homebound_.last);
+    source->stream.handover.finish(completions);  // the last access to the source
+    poller->wake_if_starved();
+    control_.poke();
+    return;
+  }
+  source->stream.handover.finish(completions);
+  for (Parcel* const last = homebound_.last;;) {
+    Parcel* const next = parcel->next;  // before it is given back
+    const bool end = parcel == last;
+    give_back(poller, {&parcel, 1});
+    if (end) break;
+    parcel = next;
+  }
 }
 
 bool Worker::prepare_to_wait() {
@@ -162,7 +259,7 @@ WorkerCounters Worker::counters() const {
   const ParkingLot::Counters parking = pool_.parking.counters(index_);
   WorkerCounters out;
   out.pool = pool_.config.name;
-  out.batches = batches_.get();
+  out.batches = handler_sequence_.load(std::memory_order_relaxed) / 2;
   out.completions = completions_.get();
   out.parks = parking.parks;
   out.wakes = parking.wakes;

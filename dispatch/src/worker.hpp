@@ -13,15 +13,26 @@
 namespace sluice::detail {
 
 /// Takes runnable lanes and batches of its pool and calls their handlers. Driven by one thread at a
-/// time. Holds at most one lane or one batch: a slow handler holds up nothing else.
+/// time. Where it has colleagues it holds at most one lane or one batch: a slow handler holds up
+/// nothing else. Alone in its pool it takes several at once, which is cheaper and delays nobody:
+/// there is no one else who could take them.
 class Worker final : public Runnable {
  public:
-  Worker(Pool& pool, std::uint32_t index, bool host_driven, ControlPort& control) noexcept
+  /// `batch_counts`: of each poller.
+  Worker(Pool& pool, std::uint32_t index, bool host_driven, ControlPort& control,
+         const std::vector<std::uint32_t>& batch_counts)
       : pool_(pool),
         index_(index),
+        claim_max_(pool.config.workers == 1 ? kClaimMax : 1),
+        search_after_(pool.config.workers == 1 ? ~std::uint32_t{0} : 0),
         host_driven_(host_driven),
         control_(control),
-        next_ring_(index) {}
+        next_lanes_(index % static_cast<std::uint32_t>(batch_counts.size())),
+        next_batches_(next_lanes_) {
+    for (const std::uint32_t count : batch_counts) {
+      returns_.push_back(std::make_unique<SpmcRing<Parcel*>>(count));
+    }
+  }
 
   // --- Runnable, for the owning thread ---------------------------------------------------------
   std::size_t run_once() override;
@@ -31,6 +42,11 @@ class Worker final : public Runnable {
   void release_thread() override { owner_.release(); }
   /// Sleeps until there is work or the pool stops; after prepare_to_wait() said yes.
   void park() noexcept;
+
+  /// Where it puts a poller's batches when it is done with them; the poller takes them out.
+  [[nodiscard]] SpmcRing<Parcel*>& returns(std::uint32_t poller) noexcept {
+    return *returns_[poller];
+  }
 
   // --- any thread ------------------------------------------------------------------------------
   [[nodiscard]] WorkerCounters counters() const;
@@ -46,24 +62,50 @@ class Worker final : public Runnable {
   void count_stall() noexcept { stalls_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint32_t kClaimMax = 16;
+
+  /// What was handled and not yet given back: segments of one source, linked, or lent batches of
+  /// one. They cost a locked instruction each to give back and to count, however many they are.
+  struct Homebound {
+    Parcel* first = nullptr;
+    Parcel* last = nullptr;
+    SourceState* source = nullptr;
+    std::uint32_t completions = 0;
+  };
+
   void begin_search();
   void end_search();
   void found();
+  void run_lanes();
+  void run_batches();
+  template <typename T>
+  std::size_t claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings, std::uint32_t& next,
+                    std::span<T> out);
   void run_lane(Lane* lane);
-  void run_segment(Segment* segment);
-  void run_batch(Batch* batch);
-  Batch* next_batch();
-  void call(SourceState* source, std::span<const ibv_wc> completions, const BatchInfo& info);
+  Parcel* run_chain(Parcel* parcel, std::uint32_t budget);
+  void run_batch(BatchTicket ticket);
+  void call(Stream* stream, std::span<const ibv_wc> completions);
+  void settle();
+  void give_back(Poller* poller, std::span<Parcel* const> batches);
 
   Pool& pool_;
   const std::uint32_t index_;
+  const std::uint32_t claim_max_;
+  const std::uint32_t search_after_;  ///< rounds without work, before it counts as a searcher
+  std::uint32_t idle_rounds_ = 0;
   const bool host_driven_;
   ControlPort& control_;
   OwnerThread owner_;
-  bool searching_ = false;  ///< counted as a searcher by the parking lot
-  bool lane_first_ = true;  ///< lanes and batches take turns
-  std::uint32_t next_ring_;
-  Counter batches_, completions_, lane_runs_;
+  bool searching_ = false;     ///< counted as a searcher by the parking lot
+  bool lanes_first_ = true;    ///< lanes and batches take turns
+  bool resumed_first_ = true;  ///< so do lanes that were put back and new ones
+  std::uint32_t next_lanes_;   ///< whose ring is looked at first
+  std::uint32_t next_batches_;
+  std::uint32_t streak_ = 0;                                 ///< claims from one ring in a row
+  std::size_t handled_ = 0;                                  ///< completions in this round
+  std::vector<std::unique_ptr<SpmcRing<Parcel*>>> returns_;  ///< of each poller
+  Homebound homebound_;
+  Counter completions_, lane_runs_;
   std::atomic<std::uint64_t> handler_sequence_{0};
   std::atomic<SourceId> handler_source_{SourceId::none};
   alignas(kCacheLine) std::atomic<std::uint64_t> stalls_{0};  ///< the control's

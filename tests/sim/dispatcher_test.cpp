@@ -53,6 +53,7 @@ struct ModelSource {
   std::shared_ptr<SourceHandle> handle;
   Order order = Order::none;
   bool single = false;
+  bool in_batches = false;  ///< takes buffers that its poller's sources share
   std::uint64_t made = 0, delivered = 0, orphaned = 0;
   std::uint64_t last = 0;
   bool failed = false, lame = false;
@@ -199,6 +200,8 @@ class Simulation {
                                     Order::per_connection};
     self->order = kOrders[pick(kOrders.size())];
     self->single = self->order == Order::per_connection && chance(3);
+    self->in_batches = self->order == Order::none ||
+                       (self->order == Order::per_connection && dispatcher_->worker_count() == 1);
     if (chance(12)) self->source->forbid_waiting();
     sources_.push_back(std::move(model));
     while (chance(2)) complete_on(*self);  // before it is attached (W2)
@@ -377,8 +380,7 @@ class Simulation {
   void check_poller(std::uint32_t index) {
     std::uint64_t batches_out = 0;
     for (const auto& source : sources_) {
-      if (source->handle != nullptr && source->handle->poller() == index &&
-          source->order == Order::none) {
+      if (source->handle != nullptr && source->handle->poller() == index && source->in_batches) {
         batches_out += source->in_hand();
       }
     }
@@ -388,8 +390,7 @@ class Simulation {
           source->source->pending() == 0)
         continue;
       const bool buffers = source->order == Order::inlined ||
-                           (source->order == Order::none && batches_out == 0) ||
-                           (source->order == Order::per_connection && source->in_hand() == 0);
+                           (source->in_batches ? batches_out == 0 : source->in_hand() == 0);
       if (buffers) {
         complain("poller ", index, " sleeps while source ", source->index, " (",
                  to_string(source->order), ") has ", source->source->pending(), " completions");

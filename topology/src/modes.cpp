@@ -8,6 +8,7 @@ const char* to_string(Order order) noexcept {
     case Order::inlined: return "inline";
     case Order::none: return "none";
     case Order::per_connection: return "per_connection";
+    case Order::per_key: return "per_key";
   }
   return "unknown";
 }

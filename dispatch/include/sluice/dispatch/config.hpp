@@ -56,6 +56,9 @@ struct PoolConfig {
   std::vector<unsigned> cpus;      ///< OS CPU index of each worker, round-robin; empty: not pinned
   std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
   std::uint32_t lanes = 0;         ///< connections at once; 0: as many as connections_max. 0..2^20
+  /// Lanes of order per_key, shared by all sources of that order: as many keys can be handled at
+  /// once. 1..2^20
+  std::uint32_t key_lanes = 256;
   std::vector<std::string> thread_names;  ///< of each; empty: "<name>-0", ...
 };
 

@@ -65,6 +65,11 @@ struct AttachOptions {
   /// per_connection: all its completions belong to one queue pair, known or not: one lane, no
   /// look-up by qp_num. For a raw source of a single connection.
   bool single_connection = false;
+  /// per_key: needed there. The same key has the same lane in all sources of a pool: handlers of
+  /// one key never run on two workers at once, whichever source it came from (a message here, the
+  /// completion of its write to disk there). Between two sources there is no order. As with `none`,
+  /// connections cannot name such a source as their receive_source.
+  KeyFunction key;
 };
 
 /// An attached source. Dropping the handle does not detach it.
@@ -101,6 +106,7 @@ struct ConnectionOptions {
   /// do.
   std::uint32_t poller = kAnyPoller;
   void* context = nullptr;  ///< comes back in BatchInfo::context
+  KeyFunction key;          ///< per_key: as AttachOptions::key, for its own CQs
   /// Where its receives complete when it uses an SRQ with its own receive CQ; their handler is that
   /// source's.
   std::shared_ptr<SourceHandle> receive_source;

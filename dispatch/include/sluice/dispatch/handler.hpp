@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -35,6 +36,31 @@ struct BatchInfo {
   /// AttachOptions::receive_pool, or the connection's own: where take() finds the buffers.
   ReceivePool* receive_pool = nullptr;
   static constexpr std::uint32_t kOnPoller = ~std::uint32_t{0};
+};
+
+/// Order::per_key: what a completion's key is, `std::uint64_t(const ibv_wc&) noexcept`. Called by
+/// pollers, several at once if several sources share it; must not block. It is shown successful
+/// completions only: of a failed one little is valid (ibv_poll_cq(3)), so that counts as the key
+/// qp_num. Keys share lanes when there are more of them than lanes: equal keys keep their order,
+/// and others may.
+class KeyFunction {
+ public:
+  KeyFunction() noexcept = default;
+  template <typename F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, KeyFunction> &&
+           std::is_invocable_r_v<std::uint64_t, const std::remove_cvref_t<F>&, const ibv_wc&>)
+      KeyFunction(
+          F&& callable)  // NOLINT(bugprone-forwarding-reference-overload): constrained above
+      : function_(std::forward<F>(callable)) {
+    static_assert(
+        std::is_nothrow_invocable_r_v<std::uint64_t, const std::remove_cvref_t<F>&, const ibv_wc&>,
+        "a key function must be noexcept: nobody could catch what it throws");
+  }
+  explicit operator bool() const noexcept { return static_cast<bool>(function_); }
+  std::uint64_t operator()(const ibv_wc& wc) const noexcept { return function_(wc); }
+
+ private:
+  std::function<std::uint64_t(const ibv_wc&)> function_;
 };
 
 /// A completion handler: `void(std::span<const ibv_wc>, const BatchInfo&) noexcept`, any callable

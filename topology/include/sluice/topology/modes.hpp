@@ -18,6 +18,7 @@ enum class Order : std::uint8_t {
   none,            ///< any worker, any order, whole batches
   per_connection,  ///< each connection's completions in CQ order, one batch at a time, on any
                    ///< worker
+  per_key,         ///< the same for each value of a key that the user takes from a completion
 };
 [[nodiscard]] const char* to_string(Order order) noexcept;
 
