@@ -32,8 +32,11 @@ std::vector<FigureGroup> all_groups() {
       latency_cold(),
       many_sources(),
       idle(),
+      softrdma_idle(),
       instructions(),
+      allocations(),
       waiting_live(),
+      softrdma_echo(),
   };
 }
 

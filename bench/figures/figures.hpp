@@ -26,7 +26,10 @@ namespace sluice::bench {
 [[nodiscard]] FigureGroup latency_cold();
 [[nodiscard]] FigureGroup many_sources();
 [[nodiscard]] FigureGroup idle();
+[[nodiscard]] FigureGroup softrdma_idle();
 [[nodiscard]] FigureGroup instructions();
+[[nodiscard]] FigureGroup allocations();
 [[nodiscard]] FigureGroup waiting_live();
+[[nodiscard]] FigureGroup softrdma_echo();
 
 }  // namespace sluice::bench

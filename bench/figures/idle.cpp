@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What a dispatcher costs while nothing happens.
-#include <sys/resource.h>
-
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../harness/cpu_time.hpp"
 #include "figures.hpp"
 #include "sluice/dispatch/dispatcher.hpp"
 #include "sources.hpp"
@@ -20,15 +19,6 @@ namespace {
 constexpr std::size_t kSources = 1000;
 constexpr std::chrono::seconds kLength{10};
 constexpr std::chrono::milliseconds kQuickLength{200};
-
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 Status run_idle(Bench& bench) {
   DispatcherConfig config;
@@ -60,9 +50,9 @@ Status run_idle(Bench& bench) {
   if (awake()) return {StatusCode::internal, "the sources did not turn cold"};
 
   const auto begin = std::chrono::steady_clock::now();
-  const double cpu = cpu_seconds();
+  const double cpu = process_cpu_seconds();
   std::this_thread::sleep_for(bench.quick() ? std::chrono::nanoseconds(kQuickLength) : kLength);
-  const double used = cpu_seconds() - cpu;
+  const double used = process_cpu_seconds() - cpu;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   bench.add("idle.cpu_percent", 100 * used / took.count(), "of one CPU");
   return {};

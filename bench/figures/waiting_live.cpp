@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Waiting on real threads and descriptors: what each wait mode costs at three rates.
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../harness/cpu_time.hpp"
 #include "../harness/rounds.hpp"
 #include "figures.hpp"
 #include "samples.hpp"
@@ -43,15 +42,6 @@ struct Cost {
   double p99_ns = 0;
   [[nodiscard]] double total_ns() const noexcept { return cpu_ns + mean_ns; }
 };
-
-double cpu_of(int who) noexcept {
-  rusage usage{};
-  ::getrusage(who, &usage);
-  const auto ns = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_usec) * 1e3;
-  };
-  return ns(usage.ru_utime) + ns(usage.ru_stime);
-}
 
 /// Completes at the times of a Poisson process; late ones at once, so that the rate stays.
 class PoissonTimes {
@@ -113,7 +103,8 @@ Result<Cost> run_mode(const Bench& bench, WaitMode mode, const Rate& rate, std::
                                               }
                                             };
                                             const auto others = [] {
-                                              return cpu_of(RUSAGE_SELF) - cpu_of(RUSAGE_THREAD);
+                                              return 1e9 * (cpu_seconds(RUSAGE_SELF) -
+                                                            cpu_seconds(RUSAGE_THREAD));
                                             };
                                             complete(warm_up);
                                             const double before = others();
