@@ -12,12 +12,18 @@ namespace {
 
 Status run_instructions(Bench& bench) {
   const std::string program = program_path("sluice-bench-stepped");
-  for (const std::string order : {"none", "per_connection"}) {
-    if (!bench.wanted("instructions." + order) && !bench.wanted("rmw." + order)) continue;
-    const auto cost = count_stepped(program, {.order = order});
+  // A pool of one worker needs no lanes to keep order; with two there are lanes.
+  const SteppedWorkload lanes{.order = "per_connection", .workers = 2};
+  const std::pair<std::string, SteppedWorkload> workloads[] = {
+      {"none", {.order = "none"}},
+      {"per_connection", {.order = "per_connection"}},
+      {"per_connection_lanes", lanes}};
+  for (const auto& [name, workload] : workloads) {
+    if (!bench.wanted("instructions." + name) && !bench.wanted("rmw." + name)) continue;
+    const auto cost = count_stepped(program, workload);
     if (!cost) return cost.status();
-    bench.add("instructions." + order, cost->instructions);
-    bench.add("rmw." + order, cost->locked);
+    bench.add("instructions." + name, cost->instructions);
+    bench.add("rmw." + name, cost->locked);
   }
   return {};
 }
@@ -36,8 +42,10 @@ FigureGroup instructions() {
   return {"instructions",
           {{"instructions.none", "instructions", at_most(8)},
            {"instructions.per_connection", "instructions", at_most(45)},
+           {"instructions.per_connection_lanes", "instructions", {}},
            {"rmw.none", "locked", at_most(0.2)},
-           {"rmw.per_connection", "locked", at_most(1)}},
+           {"rmw.per_connection", "locked", at_most(1)},
+           {"rmw.per_connection_lanes", "locked", {}}},
           run_instructions};
 }
 

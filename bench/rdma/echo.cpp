@@ -72,7 +72,6 @@ class End {
   [[nodiscard]] ConnectionOptions connection_options() {
     ConnectionOptions options;
     options.order = Order::inlined;
-    options.receive_source = source_;
     options.handler = [this](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
       for (const ibv_wc& wc : batch) failed_ = failed_ || wc.status != IBV_WC_SUCCESS;
     };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// sluice-bench-count ORDER [CONNECTIONS [BATCH]]: what `instructions.*` and `rmw.*` are made of.
+// sluice-bench-count ORDER [CONNECTIONS [BATCH [WORKERS]]]: what `instructions.*` and `rmw.*` are
+// made of.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -22,9 +23,9 @@ void print(const char* title, const std::vector<sluice::bench::SteppedCost::Shar
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 4) {
+  if (argc < 2 || argc > 5) {
     std::fputs(
-        "usage: sluice-bench-count ORDER [CONNECTIONS [BATCH]]\n"
+        "usage: sluice-bench-count ORDER [CONNECTIONS [BATCH [WORKERS]]]\n"
         "Steps a poller and a worker under callgrind; prints per completion, beyond the source's\n"
         "poll and the handler, what each function and source line executes.\n",
         stderr);
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
   workload.order = argv[1];
   if (argc > 2) workload.connections = static_cast<std::uint32_t>(std::atoi(argv[2]));
   if (argc > 3) workload.batch = static_cast<std::uint32_t>(std::atoi(argv[3]));
+  if (argc > 4) workload.workers = static_cast<std::uint32_t>(std::atoi(argv[4]));
   const std::string program =
       std::filesystem::canonical("/proc/self/exe").replace_filename("sluice-bench-stepped");
   const auto cost = sluice::bench::count_stepped(program, workload);
@@ -42,9 +44,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf(
-      "%s, %u connections, batches of %u: %.2f instructions, %.3f of them locked, per completion\n",
-      workload.order.c_str(), workload.connections, workload.batch, cost->instructions,
-      cost->locked);
+      "%s, %u connections, batches of %u, %u workers: %.2f instructions, %.3f of them locked, per "
+      "completion\n",
+      workload.order.c_str(), workload.connections, workload.batch, workload.workers,
+      cost->instructions, cost->locked);
   print("function, without what it calls", cost->functions);
   print("source line", cost->lines);
   return 0;

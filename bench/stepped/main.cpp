@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// sluice-bench-stepped ORDER COUNT [CONNECTIONS [BATCH]]
+// sluice-bench-stepped ORDER COUNT [CONNECTIONS [BATCH [WORKERS]]]
 //
 // A poller and a worker stepped on one thread, for callgrind: COUNT completions go through the
-// dispatcher in batches of BATCH (32), round CONNECTIONS (8) connections. What is to be told apart
-// is in functions of its own that are not inlined: the source's poll (SteadySource::poll), the
-// handler's work (bench_handle), and the loop that steps (bench_rounds), for callgrind's
+// dispatcher in batches of BATCH (32), round CONNECTIONS (8) connections.
+// The pool has WORKERS (1), the first of which is stepped: with one, order takes no lanes. What is
+// to be told apart is in functions of its own that are not inlined: the source's poll
+// (SteadySource::poll), the handler's work (bench_handle), and the loop that steps (bench_rounds),
+// for callgrind's
 // --toggle-collect.
 #include <algorithm>
 #include <charconv>
@@ -26,6 +28,7 @@ constexpr std::uint32_t kCapacity = 1024;
 
 struct Workload {
   std::vector<ibv_wc> completions;  ///< one poll's
+  std::uint64_t left = 0;           ///< to be polled
   std::uint64_t handled = 0;
   std::uint64_t sum = 0;
 };
@@ -42,11 +45,13 @@ extern "C" {
   workload->handled += count;
 }
 
-/// One round of the poller, then as many of the worker as it takes to handle what that brought.
+/// A round of the poller, then as many of the worker as it takes to handle what that brought; and
+/// so on until as many have been handled.
 [[gnu::noinline]] void bench_rounds(Runnable* poller, Runnable* worker, const Workload* workload,
-                                    std::uint64_t polls) {
+                                    std::uint64_t completions) {
   std::uint64_t due = workload->handled;
-  for (std::uint64_t i = 0; i < polls; ++i) {
+  const std::uint64_t end = due + completions;
+  while (due < end) {
     due += poller->run_once();
     while (workload->handled < due) worker->run_once();
   }
@@ -58,10 +63,12 @@ namespace {
 
 class SteadySource final : public CompletionSource {
  public:
-  explicit SteadySource(const Workload& workload) : workload_(workload) {}
+  explicit SteadySource(Workload& workload) : workload_(workload) {}
   /// What a provider's poll does at least: it writes each completion.
   [[gnu::noinline]] PollOutcome poll(std::span<ibv_wc> out) noexcept override {
-    const std::size_t count = std::min(out.size(), workload_.completions.size());
+    const std::size_t count =
+        std::min<std::size_t>({out.size(), workload_.completions.size(), workload_.left});
+    workload_.left -= count;
     const ibv_wc* const from = workload_.completions.data();
     for (std::size_t i = 0; i < count; ++i) out[i] = from[i];
     return {static_cast<std::uint32_t>(count), SourceFault::none, 0};
@@ -72,7 +79,7 @@ class SteadySource final : public CompletionSource {
   [[nodiscard]] std::string_view name() const noexcept override { return "steady"; }
 
  private:
-  const Workload& workload_;
+  Workload& workload_;
 };
 
 bool parse(std::string_view text, std::uint64_t& out) {
@@ -89,18 +96,19 @@ int fail(const Status& status) {
 
 int main(int argc, char** argv) {
   const std::string_view order_name = argc > 1 ? argv[1] : "";
-  std::uint64_t count = 0, connections = 8, batch = kBatchMax;
-  const bool numbers = argc > 2 && argc <= 5 && parse(argv[2], count) &&
+  std::uint64_t count = 0, connections = 8, batch = kBatchMax, workers = 1;
+  const bool numbers = argc > 2 && argc <= 6 && parse(argv[2], count) &&
                        (argc < 4 || parse(argv[3], connections)) &&
-                       (argc < 5 || parse(argv[4], batch));
+                       (argc < 5 || parse(argv[4], batch)) && (argc < 6 || parse(argv[5], workers));
   Order order = Order::none;
   for (const Order one : {Order::inlined, Order::per_connection}) {
     if (order_name == to_string(one)) order = one;
   }
   if (!numbers || order_name != to_string(order) || connections < 1 || connections > 256 ||
-      batch < 1 || batch > kBatchMax) {
+      batch < 1 || batch > kBatchMax || workers < 1 || workers > 8) {
     std::fputs(
-        "usage: sluice-bench-stepped none|per_connection|inline COUNT [CONNECTIONS [BATCH]]\n",
+        "usage: sluice-bench-stepped none|per_connection|inline COUNT [CONNECTIONS [BATCH "
+        "[WORKERS]]]\n",
         stderr);
     return 2;
   }
@@ -118,7 +126,7 @@ int main(int argc, char** argv) {
   config.drive = Drive::host;
   config.pollers[0].wait = WaitMode::busy;
   config.pollers[0].sources_max = 1;
-  config.pools[0].workers = 1;
+  config.pools[0].workers = static_cast<std::uint32_t>(workers);
   config.connections_max = 256;
   auto dispatcher = Dispatcher::start(config);
   if (!dispatcher) return fail(dispatcher.status());
@@ -139,16 +147,17 @@ int main(int argc, char** argv) {
   Runnable& poller = (*dispatcher)->poller(0);
   Runnable& worker = (*dispatcher)->worker(0);
   // The commands of the attaching are executed, and all buffers have been used once.
-  constexpr std::uint64_t kWarmUp = 2048;
-  for (std::uint64_t i = 0; i < kWarmUp; ++i) {
+  constexpr std::uint64_t kWarmUp = 65'536;
+  workload.left = kWarmUp;
+  while (workload.handled < kWarmUp) {
     poller.run_once();
-    while (worker.run_once() > 0) {
-    }
+    worker.run_once();
   }
-  bench_rounds(&poller, &worker, &workload, count / batch);
-  // Neither side may sleep while completions never end: nothing is detached, the process goes.
-  std::printf("%llu %llu\n", static_cast<unsigned long long>(workload.handled),
+  workload.left = count;
+  bench_rounds(&poller, &worker, &workload, count);
+  std::printf("handled %llu\nsum %llu\n", static_cast<unsigned long long>(workload.handled),
               static_cast<unsigned long long>(workload.sum));
   std::fflush(stdout);
-  std::_Exit(workload.handled >= count / batch * batch ? 0 : 1);
+  // Nothing is detached: the process goes.
+  std::_Exit(workload.handled == kWarmUp + count ? 0 : 1);
 }

@@ -80,8 +80,8 @@ Result<InstructionProfile> run_stepped(const std::string& program, const Stepped
       " --dump-instr=yes --compress-pos=no --compress-strings=no --callgrind-out-file=" +
       quoted(profile.path()) + " --log-file=" + quoted(log.path()) + " " + quoted(program) + " " +
       workload.order + " " + std::to_string(completions) + " " +
-      std::to_string(workload.connections) + " " + std::to_string(workload.batch) +
-      " >/dev/null 2>>" + quoted(log.path());
+      std::to_string(workload.connections) + " " + std::to_string(workload.batch) + " " +
+      std::to_string(workload.workers) + " >/dev/null 2>>" + quoted(log.path());
   if (const int code = std::system(command.c_str()); code != 0) {
     std::ifstream said(log.path());
     std::stringstream text;

@@ -15,7 +15,8 @@ namespace sluice::bench {
 struct SteppedWorkload {
   std::string order = "none";  ///< to_string(Order)
   std::uint32_t connections = 8;
-  std::uint32_t batch = 32;  ///< completions per poll
+  std::uint32_t batch = 32;   ///< completions per poll
+  std::uint32_t workers = 1;  ///< of the pool; one is stepped
 };
 
 /// How often each instruction was executed, from callgrind's output.
