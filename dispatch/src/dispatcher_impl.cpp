@@ -183,6 +183,14 @@ Status DispatcherImpl::open() {
   for (const auto& pool : pools_) pools.push_back(pool.get());
   SLUICE_RETURN_IF_ERROR(make_pollers(pools));
   for (const auto& poller : pollers_) SLUICE_RETURN_IF_ERROR(poller->open());
+  if (host_driven()) return control_->open();
+  std::vector<int> poller_fds;
+  for (const auto& poller : pollers_) poller_fds.push_back(poller->wait_fd());
+  std::size_t first = 0;
+  for (const auto& pool : pools_) {
+    workers_[first]->stand_by_for(poller_fds);
+    first += pool->config.workers;
+  }
   return control_->open();
 }
 

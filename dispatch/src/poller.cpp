@@ -235,6 +235,7 @@ void Poller::pre_wake_workers() noexcept {
     if (source == nullptr || (event.events & EPOLLIN) == 0) continue;
     if (source->options.order == Order::inlined || source->pool == last) continue;
     last = source->pool;
+    if ((source->pool->standby.load(std::memory_order_relaxed) >> index_ & 1) != 0) continue;
     if (source->pool->parking.pre_wake()) count_.pre_wakes.add();
   }
 }

@@ -67,6 +67,8 @@ struct Pool {
   std::vector<std::unique_ptr<SpmcRing<Lane*>>> lanes;          ///< of each poller
   ScqRing<Lane*> resumed;
   ParkingLot parking;
+  /// Pollers (bit = index) whose own wake also wakes a sleeping worker: they need not. A hint.
+  alignas(kCacheLine) std::atomic<std::uint64_t> standby{0};
   std::atomic<std::uint32_t> lanes_used{0};  ///< connections attached to it
 };
 

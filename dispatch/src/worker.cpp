@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "worker.hpp"
 
+#include <sys/epoll.h>
+#include <unistd.h>
+
 #include <array>
 #include <utility>
 
@@ -29,6 +32,7 @@ std::size_t Worker::run_once() {
   }
   lanes_first_ = !lanes_first_;
   if (handled_ > 0) {
+    standby_was_in_vain_ = false;
     completions_.add(handled_);
     idle_rounds_ = 0;
   } else if (searching_ == host_driven_ && (host_driven_ || ++idle_rounds_ > search_after_)) {
@@ -67,7 +71,11 @@ std::size_t Worker::claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings
     next = next + 1 < rings.size() ? next + 1 : 0;
   }
   for (std::size_t i = 0; i < rings.size(); ++i) {
-    if (const std::size_t count = rings[next]->pop_bulk(out); count > 0) return count;
+    if (const std::size_t count = rings[next]->pop_bulk(out); count > 0) {
+      if (!poller_fds_.empty() && (watched_ >> next & 1) == 0) [[unlikely]]
+        watch(next);
+      return count;
+    }
     next = next + 1 < rings.size() ? next + 1 : 0;
   }
   return 0;
@@ -239,7 +247,9 @@ bool Worker::prepare_to_wait() {
   if (!searching_) begin_search();
   if (host_driven_ && wait_fd() < 0)
     return false;  // opens it: the host may ask for it only after this
-  const auto by = host_driven_ ? ParkingLot::SleepBy::fd : ParkingLot::SleepBy::futex;
+  on_standby_ = watched_ != 0 && !standby_was_in_vain_;
+  const auto by =
+      host_driven_ || on_standby_ ? ParkingLot::SleepBy::fd : ParkingLot::SleepBy::futex;
   if (!pool_.parking.prepare_park(index_, by)) return false;
   if (pool_.empty_seq_cst()) return true;
   pool_.parking.cancel_park(index_);
@@ -248,12 +258,45 @@ bool Worker::prepare_to_wait() {
 }
 
 void Worker::park() noexcept {
-  pool_.parking.park(index_);
+  if (!on_standby_) {
+    pool_.parking.park(index_);
+    return;
+  }
+  pool_.standby.store(watched_, std::memory_order_relaxed);
+  epoll_event event;
+  ::epoll_wait(standby_fd_, &event, 1, -1);  // a signal ends it, too: as a wake for nothing
+  pool_.standby.store(0, std::memory_order_relaxed);
+  // Until it has found work: a poller that is slow to see to its descriptor would wake us on and
+  // on.
+  standby_was_in_vain_ = true;
+}
+
+/// From now on this poller's wakes are this worker's, too.
+void Worker::watch(std::uint32_t poller) noexcept {
+  const auto add = [this](int fd) noexcept {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    return fd >= 0 && ::epoll_ctl(standby_fd_, EPOLL_CTL_ADD, fd, &event) == 0;
+  };
+  if (standby_fd_ < 0) {
+    standby_fd_ = ::epoll_create1(EPOLL_CLOEXEC);
+    if (standby_fd_ < 0 || !add(pool_.parking.wait_fd(index_))) poller_fds_.clear();
+  }
+  if (!poller_fds_.empty() && add(poller_fds_[poller])) {
+    watched_ |= std::uint64_t{1} << poller;
+  } else {
+    poller_fds_.clear();  // no descriptor to be had: it sleeps as the others do
+    watched_ = 0;
+  }
+}
+
+Worker::~Worker() {
+  if (standby_fd_ >= 0) ::close(standby_fd_);
 }
 
 void Worker::finish_wait() {
   owner_.check("a worker is driven by one thread; another one finished its wait");
-  if (host_driven_) pool_.parking.finish_wait(index_);
+  if (host_driven_ || on_standby_) pool_.parking.finish_wait(index_);
   control_.note_wake();
 }
 

@@ -34,6 +34,8 @@ class Worker final : public Runnable {
     }
   }
 
+  ~Worker() override;
+
   // --- Runnable, for the owning thread ---------------------------------------------------------
   std::size_t run_once() override;
   [[nodiscard]] int wait_fd() override { return pool_.parking.wait_fd(index_); }
@@ -42,6 +44,8 @@ class Worker final : public Runnable {
   void release_thread() override { owner_.release(); }
   /// Sleeps until there is work or the pool stops; after prepare_to_wait() said yes.
   void park() noexcept;
+  /// The pollers' descriptors, for the standby; before it is driven.
+  void stand_by_for(std::vector<int> poller_fds) { poller_fds_ = std::move(poller_fds); }
 
   /// Where it puts a poller's batches when it is done with them; the poller takes them out.
   [[nodiscard]] SpmcRing<Parcel*>& returns(std::uint32_t poller) noexcept {
@@ -85,6 +89,7 @@ class Worker final : public Runnable {
   Parcel* run_chain(Parcel* parcel, std::uint32_t budget);
   void run_batch(BatchTicket ticket);
   void settle();
+  void watch(std::uint32_t poller) noexcept;
   void give_back(Poller* poller, std::span<Parcel* const> batches);
 
   Pool& pool_;
@@ -100,8 +105,16 @@ class Worker final : public Runnable {
   bool resumed_first_ = true;  ///< so do lanes that were put back and new ones
   std::uint32_t next_lanes_;   ///< whose ring is looked at first
   std::uint32_t next_batches_;
-  std::uint32_t streak_ = 0;                                 ///< claims from one ring in a row
-  std::size_t handled_ = 0;                                  ///< completions in this round
+  std::uint32_t streak_ = 0;  ///< claims from one ring in a row
+  // The standby: the pool's first worker sleeps on the descriptors of the pollers that have brought
+  // it work, too. What wakes a poller wakes it at the same time, and not after the poller has run:
+  // a cold completion waits for one wake, not for two in a row.
+  std::vector<int> poller_fds_;  ///< empty: this worker is not the standby
+  int standby_fd_ = -1;
+  std::uint64_t watched_ = 0;         ///< pollers (bit = index) in standby_fd_
+  bool on_standby_ = false;           ///< this sleep is one
+  bool standby_was_in_vain_ = false;  ///< then the next sleep is a plain one
+  std::size_t handled_ = 0;           ///< completions in this round
   std::vector<std::unique_ptr<SpmcRing<Parcel*>>> returns_;  ///< of each poller
   Homebound homebound_;
   Counter completions_, lane_runs_;
