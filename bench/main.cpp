@@ -73,6 +73,9 @@ int run(const Options& options, const std::vector<FigureGroup>& groups) {
     print_list(groups, bench);
     return 0;
   }
+  if (!options.json.empty()) {  // an empty file now rather than a failure after all the measuring
+    if (const Status status = write_empty(options.json); !status.ok()) return fail(status);
+  }
   const Facts machine = machine_facts();
   for (const FigureGroup& group : groups) {
     if (const Status status = run_group(group, bench); !status.ok()) return fail(status);

@@ -45,9 +45,7 @@ void Bench::add(std::string_view figure, Value value) {
   SLUICE_CHECK(std::isfinite(value.value) && std::isfinite(value.low) && std::isfinite(value.high),
                std::string(figure) + " is not a number");
   if (!wanted(figure)) return;
-  SLUICE_CHECK(std::none_of(results_.begin(), results_.end(),
-                            [&](const Measured& m) { return m.info.name == figure; }),
-               std::string(figure) + " was measured twice");
+  SLUICE_CHECK(!measured(figure), std::string(figure) + " was measured twice");
   results_.push_back({declared->second, std::move(value)});
 }
 
@@ -60,14 +58,16 @@ void Bench::declare(std::span<const FigureInfo> figures) {
 
 std::vector<std::string> Bench::missing() const {
   std::vector<std::string> names;
-  for (const auto& [name, info] : declared_) {
-    if (!wanted(name)) continue;
-    if (std::none_of(results_.begin(), results_.end(),
-                     [&](const Measured& m) { return m.info.name == name; })) {
-      names.push_back(name);
-    }
+  for (const auto& figure : declared_) {
+    const std::string& name = figure.first;
+    if (wanted(name) && !measured(name)) names.push_back(name);
   }
   return names;
+}
+
+bool Bench::measured(std::string_view figure) const noexcept {
+  return std::any_of(results_.begin(), results_.end(),
+                     [&](const Measured& m) { return m.info.name == figure; });
 }
 
 }  // namespace sluice::bench

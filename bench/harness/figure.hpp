@@ -95,6 +95,8 @@ class Bench {
   [[nodiscard]] const std::vector<Measured>& results() const noexcept { return results_; }
 
  private:
+  [[nodiscard]] bool measured(std::string_view figure) const noexcept;
+
   Settings settings_;
   std::vector<unsigned> cpus_;
   std::map<std::string, FigureInfo, std::less<>> declared_;

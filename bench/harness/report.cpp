@@ -60,6 +60,13 @@ std::string table(const Facts& machine, const std::vector<Measured>& results) {
   return text;
 }
 
+Status write_empty(const std::string& path) {
+  std::ofstream file(path);
+  file.close();
+  if (!file) return {StatusCode::io_error, "could not write " + path, errno};
+  return {};
+}
+
 Status write_json(const std::string& path, const Facts& machine, bool quick,
                   const std::vector<Measured>& results) {
   nlohmann::ordered_json json;

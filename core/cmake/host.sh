@@ -76,3 +76,25 @@ build() {
   cmake --build "$sluice_source/build/$preset" -j "$(nproc)" ${targets[@]+"${targets[@]}"} </dev/null ||
     die "preset $preset does not build"
 }
+
+# count_results FILE WHAT STATUS: from ctest's JUnit file sets passed, failed and not_run; returns ctest's STATUS, or 1
+# where no test was run or, with CI=true, some was not.
+count_results() {
+  local results=$1 what=$2 status=$3 total
+  if [[ ! -s $results ]]; then
+    say "$what: no test was run"
+    exit $((status == 0 ? 1 : status))
+  fi
+  # The counts are attributes of the suite's first lines; escaped text never looks like a tag.
+  attribute() { sed -n "/<testsuite/,/>/s/.*[ \t]$1=\"\([0-9]*\)\".*/\1/p" "$results" | head -n 1; }
+  total=$(attribute tests) failed=$(attribute failures)
+  not_run=$(($(attribute skipped) + $(attribute disabled)))
+  # shellcheck disable=SC2034 # read by the caller
+  passed=$((total - failed - not_run))
+  if [[ ${CI:-} == true ]] && ((not_run > 0)); then
+    echo "Skipped, disabled or not run, which is a failure as CI=true:"
+    sed -n 's/.*<testcase name="\([^"]*\)".*status="\(notrun\|disabled\)".*/  \1 (\2)/p' "$results"
+    ((status != 0)) || status=1
+  fi
+  return "$status"
+}

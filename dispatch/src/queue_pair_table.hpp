@@ -33,6 +33,14 @@ class QueuePairTable {
       return look_up(slots_, mask_, qp_num);
     }
 
+    /// The one whose place the number's own is; nullptr: there is none, or it is elsewhere.
+    [[nodiscard]] ConnectionState* at_home(std::uint32_t qp_num) const noexcept {
+      const std::size_t offset = (qp_num * kMultiplier) & (mask_ << 4);
+      const auto* const slot =
+          reinterpret_cast<const Slot*>(static_cast<const std::byte*>(slots_) + offset);
+      return slot->qp_num == qp_num ? slot->connection : nullptr;
+    }
+
    private:
     friend class QueuePairTable;
     View(const void* slots, std::size_t mask) noexcept : slots_(slots), mask_(mask) {}

@@ -88,6 +88,36 @@ void Worker::run_lanes() {
   lane_runs_.add(count);
 }
 
+/// A sorted batch is handled group by group: each a connection's.
+inline void Worker::run_batch(BatchTicket ticket) {
+  Batch* const batch = ticket.batch();
+  SourceState* const source = batch->stream->source;
+  const std::span<const ibv_wc> completions{batch->completions, ticket.count()};
+  std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
+  handler_source_.store(source->id, std::memory_order_relaxed);
+  if (!ticket.sorted()) {
+    BatchInfo info = batch->stream->info;
+    info.worker = index_;
+    handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+    source->handler(completions, info);
+    handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
+  } else {
+    const ibv_wc* at = completions.data();
+    const ibv_wc* const end = at + completions.size();
+    for (const std::uintptr_t* group = batch->groups; at != end; ++group) {
+      Stream* const stream = Stream::of_group(*group);
+      const auto count = static_cast<std::uint32_t>(*group & Stream::kCountMask) + 1;
+      handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+      source->handler({at, count}, stream->info);  // its worker is 0, as is the only one's index
+      sequence += 2;
+      handler_sequence_.store(sequence, std::memory_order_relaxed);
+      stream->handover.finish_in_lane(count);  // the last access to the connection
+      at += count;
+    }
+  }
+  source->source->retire(completions);
+}
+
 void Worker::run_batches() {
   std::array<BatchTicket, kClaimMax> tickets;
   const std::size_t count =
@@ -112,34 +142,6 @@ void Worker::run_batches() {
   handled_ += completions;
   source->stream.handover.finish(completions);
   give_back(poller, {done.data(), count});
-}
-
-/// A sorted batch is handled group by group: each a connection's.
-void Worker::run_batch(BatchTicket ticket) {
-  Batch* const batch = ticket.batch();
-  const ibv_wc* at = batch->completions;
-  if (!ticket.sorted()) return call(batch->stream, {at, ticket.count()});
-  std::uint32_t left = ticket.count();
-  for (const std::uintptr_t* group = batch->groups; left > 0; ++group) {
-    Stream* const stream = Stream::of_group(*group);
-    const auto count = static_cast<std::uint32_t>(*group & Stream::kCountMask) + 1;
-    call(stream, {at, count});
-    stream->handover.finish_in_lane(count);  // the last access to the connection
-    at += count;
-    left -= count;
-  }
-}
-
-void Worker::call(Stream* stream, std::span<const ibv_wc> completions) {
-  SourceState* const source = stream->source;
-  BatchInfo info = stream->info;
-  info.worker = index_;
-  handler_source_.store(info.source, std::memory_order_relaxed);
-  const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
-  handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
-  source->handler(completions, info);
-  handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
-  source->source->retire(completions);
 }
 
 void Worker::give_back(Poller* poller, std::span<Parcel* const> batches) {

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "control_port.hpp"
-#include "owner_thread.hpp"
 #include "poller.hpp"
 #include "pool.hpp"
+#include "sluice/core/owner_thread.hpp"
 #include "state.hpp"
 
 namespace sluice::detail {
@@ -84,7 +84,6 @@ class Worker final : public Runnable {
   void run_lane(Lane* lane);
   Parcel* run_chain(Parcel* parcel, std::uint32_t budget);
   void run_batch(BatchTicket ticket);
-  void call(Stream* stream, std::span<const ibv_wc> completions);
   void settle();
   void give_back(Poller* poller, std::span<Parcel* const> batches);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Workers that sleep whenever they can, under producers that publish in bursts: nothing is lost, no
-// wake is lost (the watchdog would bark: nobody sleeps with a deadline here), and all ends.
+// wake is lost (the watchdog would bark: nobody sleeps with a deadline here), each wake is for one
+// worker, and in the end all are asleep.
 #include <poll.h>
 
 #include <algorithm>
@@ -20,14 +21,14 @@ namespace sluice {
 namespace {
 
 using test::Attendance;
-using test::OrderCheck;
+using test::kProducers;
+using test::kTenMillion;
 using test::stress_items;
 using test::Tagged;
 using test::Threads;
 using test::Watchdog;
 
-constexpr unsigned kProducers = 4;
-constexpr unsigned kWorkers = 4;
+constexpr unsigned kWorkers = test::kConsumers;
 
 /// A pool: one ring per producer, one ring for all, a parking lot.
 struct Pool {
@@ -61,17 +62,18 @@ void sleep_by_fd(Pool& pool, unsigned id) {
   (void)pool.lot.finish_wait(id);
 }
 
-/// A worker's whole life, as parking.hpp gives it.
+/// A worker's whole life, as parking.hpp gives it. Returns how many it has woken.
 template <typename Handle>
-void work_until_stopped(Pool& pool, unsigned id, bool by_fd, Handle handle) {
+std::uint64_t work_until_stopped(Pool& pool, unsigned id, bool by_fd, Handle handle) {
   const auto how = by_fd ? ParkingLot::SleepBy::fd : ParkingLot::SleepBy::futex;
-  ASSERT_TRUE(!by_fd || pool.lot.wait_fd(id) >= 0);
+  EXPECT_TRUE(!by_fd || pool.lot.wait_fd(id) >= 0);
+  std::uint64_t wakes = 0;
   std::array<std::uint64_t, 8> out{};
   pool.lot.begin_search(id);
   for (;;) {
     std::size_t count = pool.take(out, id);
     if (count > 0) {
-      if (pool.lot.found_work(id) && !pool.all_empty()) (void)pool.lot.notify_published();
+      if (pool.lot.found_work(id) && !pool.all_empty()) wakes += pool.lot.notify_published();
       do {
         handle(std::span<const std::uint64_t>(out).first(count));
         count = pool.take(out, id);
@@ -89,6 +91,14 @@ void work_until_stopped(Pool& pool, unsigned id, bool by_fd, Handle handle) {
     }
   }
   (void)pool.lot.end_search(id);
+  return wakes;
+}
+
+/// With nothing left to do all workers go to sleep, and stay so.
+void expect_all_asleep(const Pool& pool) {
+  while (pool.lot.sleepers() < kWorkers) std::this_thread::yield();  // a hang ends by time-out
+  EXPECT_EQ(pool.lot.searchers(), 0u);
+  EXPECT_TRUE(pool.all_empty());
 }
 
 /// `lockstep`: a producer waits until its burst has been handled before it goes on, so the workers
@@ -100,19 +110,20 @@ void run(std::uint64_t items, bool lockstep, bool by_fd) {
   Attendance attendance(kProducers, per_producer);
   std::array<std::atomic<std::uint64_t>, kProducers> handled_of{};
   std::atomic<std::uint64_t> handled{0};
-  Watchdog watchdog(handled);
+  std::atomic<std::uint64_t> wakes_issued{0};
+  const Watchdog watchdog(handled);
   Threads workers;
   workers.start(kWorkers, [&](unsigned id) {
-    work_until_stopped(pool, id, by_fd, [&](std::span<const std::uint64_t> batch) {
+    Attendance::Sheet& sheet = attendance.sheet(id);
+    wakes_issued += work_until_stopped(pool, id, by_fd, [&](std::span<const std::uint64_t> batch) {
       for (const std::uint64_t value : batch) {
-        attendance.note(value);
+        sheet.note(value);
         handled_of[Tagged::producer(value)].fetch_add(1, std::memory_order_relaxed);
       }
       handled.fetch_add(batch.size(), std::memory_order_relaxed);
     });
   });
   Threads producers;
-  std::atomic<std::uint64_t> wakes_issued{0};
   producers.start(kProducers, [&](unsigned id) {
     std::uint64_t wakes = 0;
     for (std::uint64_t next = 0; next < per_producer;) {
@@ -139,6 +150,7 @@ void run(std::uint64_t items, bool lockstep, bool by_fd) {
   });
   producers.join();
   while (handled.load(std::memory_order_relaxed) < total) std::this_thread::yield();
+  expect_all_asleep(pool);
   pool.lot.stop();
   workers.join();
   attendance.expect_all_once();
@@ -152,7 +164,8 @@ void run(std::uint64_t items, bool lockstep, bool by_fd) {
     sum.wakes += one.wakes;
     sum.spurious_wakes += one.spurious_wakes;
   }
-  EXPECT_GE(sum.wakes, wakes_issued.load());  // the rest: by workers, and by stop()
+  // Each call that said it woke one has woken one, no more; and stop() woke them all.
+  EXPECT_EQ(sum.wakes, wakes_issued.load() + kWorkers);
   EXPECT_LE(sum.wakes, sum.parks + sum.parks_cancelled);
   std::printf("parking: %llu items, %llu parks, %llu cancelled, %llu wakes, %llu spurious\n",
               static_cast<unsigned long long>(total), static_cast<unsigned long long>(sum.parks),
@@ -162,13 +175,45 @@ void run(std::uint64_t items, bool lockstep, bool by_fd) {
 }
 
 TEST(Stress, ParkingInLockstep) {
-  run(stress_items(1'000'000), true, false);
+  run(stress_items(2'000'000), true, false);
 }
 TEST(Stress, ParkingFreeRunning) {
-  run(stress_items(4'000'000), false, false);
+  run(stress_items(kTenMillion), false, false);
 }
 TEST(Stress, ParkingOnDescriptors) {
-  run(stress_items(500'000), true, true);
+  run(stress_items(1'000'000), true, true);
+}
+
+// Completions one at a time, each when all are asleep again: each costs one wake. Producers take
+// turns, so that each of the rings is met.
+TEST(Stress, OneCompletionWakesOneWorker) {
+  const std::uint64_t rounds = stress_items(50'000);
+  Pool pool(kWorkers);
+  std::atomic<std::uint64_t> handled{0};
+  const Watchdog watchdog(handled);
+  std::atomic<std::uint64_t> wakes_by_workers{0};
+  Threads workers;
+  workers.start(kWorkers, [&](unsigned id) {
+    wakes_by_workers +=
+        work_until_stopped(pool, id, false, [&](std::span<const std::uint64_t> batch) {
+          handled.fetch_add(batch.size(), std::memory_order_relaxed);
+        });
+  });
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    expect_all_asleep(pool);
+    const std::uint64_t value = Tagged::make(0, round);
+    EXPECT_TRUE(round % 5 == 4 ? pool.shared.push(value)
+                               : pool.rings[round % kProducers]->push(value));
+    EXPECT_TRUE(pool.lot.notify_published());
+    while (handled.load(std::memory_order_relaxed) <= round) std::this_thread::yield();
+  }
+  expect_all_asleep(pool);
+  pool.lot.stop();
+  workers.join();
+  std::uint64_t wakes = 0;
+  for (unsigned id = 0; id < kWorkers; ++id) wakes += pool.lot.counters(id).wakes;
+  EXPECT_EQ(wakes, rounds + kWorkers);
+  EXPECT_EQ(wakes_by_workers.load(), 0u);
 }
 
 }  // namespace

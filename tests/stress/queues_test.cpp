@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every queue under many threads: nothing lost, nothing twice, each producer's order kept.
+// Every queue under four producers and four consumers, ten million elements each: nothing lost,
+// nothing twice, each producer's order kept.
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -20,21 +22,26 @@ namespace sluice {
 namespace {
 
 using test::Attendance;
+using test::kConsumers;
+using test::kProducers;
+using test::kTenMillion;
 using test::OrderCheck;
 using test::stress_items;
 using test::Tagged;
 using test::Threads;
 using test::Watchdog;
 
-constexpr unsigned kProducers = 4;
-constexpr unsigned kConsumers = 4;
+/// Where rings are full most of the time, threads mostly wait for each other's slices of the CPU.
+constexpr std::uint64_t kWhenMostlyFull = 300'000;
 
-TEST(Stress, SpmcRingsAsAPool) {
-  const std::uint64_t per_producer = stress_items(4'000'000) / kProducers;
+/// The pool's queue: a ring per producer, every consumer at all of them. In bulk, or one by one.
+void through_a_pool_of_spmc_rings(std::uint64_t items, std::size_t capacity, std::size_t push_max,
+                                  std::size_t pop_max) {
+  const std::uint64_t per_producer = items / kProducers;
   const std::uint64_t total = per_producer * kProducers;
   std::vector<std::unique_ptr<SpmcRing<std::uint64_t>>> rings;
   for (unsigned i = 0; i < kProducers; ++i) {
-    rings.push_back(std::make_unique<SpmcRing<std::uint64_t>>(64, ~std::uint64_t{0} - 1000));
+    rings.push_back(std::make_unique<SpmcRing<std::uint64_t>>(capacity, ~std::uint64_t{0} - 1000));
   }
   Attendance attendance(kProducers, per_producer);
   std::atomic<std::uint64_t> taken{0};
@@ -44,23 +51,27 @@ TEST(Stress, SpmcRingsAsAPool) {
   threads.start(kProducers, [&](unsigned id) {
     std::array<std::uint64_t, 16> burst{};
     for (std::uint64_t next = 0; next < per_producer;) {
-      const std::uint64_t count = std::min<std::uint64_t>(1 + next % 16, per_producer - next);
+      const std::uint64_t count = std::min<std::uint64_t>(1 + next % push_max, per_producer - next);
       for (std::uint64_t i = 0; i < count; ++i) burst[i] = Tagged::make(id, next + i);
-      const std::size_t pushed = rings[id]->push_bulk(std::span(burst).first(count));
+      const std::size_t pushed = count == 1 ? rings[id]->push(burst[0])
+                                            : rings[id]->push_bulk(std::span(burst).first(count));
       if (pushed == 0) std::this_thread::yield();
       next += pushed;
     }
   });
   threads.start(kConsumers, [&](unsigned id) {
     OrderCheck order(kProducers);
-    std::array<std::uint64_t, 8> out{};
+    Attendance::Sheet& sheet = attendance.sheet(id);
+    std::array<std::uint64_t, 16> out{};
     unsigned turn = id;
     while (taken.load(std::memory_order_relaxed) < total) {
       ++turn;
-      const std::size_t count = rings[turn % kProducers]->pop_bulk(
-          std::span(out).first(1 + turn % out.size()), kConsumers);
+      SpmcRing<std::uint64_t>& ring = *rings[turn % kProducers];
+      const std::size_t most = 1 + turn % pop_max;
+      const std::size_t count =
+          most == 1 ? ring.pop(out[0]) : ring.pop_bulk(std::span(out).first(most), kConsumers);
       for (std::size_t i = 0; i < count; ++i) {
-        attendance.note(out[i]);
+        sheet.note(out[i]);
         order.note(out[i]);
       }
       if (count == 0) {
@@ -77,6 +88,16 @@ TEST(Stress, SpmcRingsAsAPool) {
   for (const auto& ring : rings) EXPECT_TRUE(ring->empty_seq_cst());
 }
 
+TEST(Stress, SpmcRingsInBulk) {
+  through_a_pool_of_spmc_rings(stress_items(kTenMillion), 256, 16, 16);
+}
+TEST(Stress, SpmcRingsOneByOne) {
+  through_a_pool_of_spmc_rings(stress_items(kTenMillion), 256, 1, 1);
+}
+TEST(Stress, SpmcRingsMostlyFull) {
+  through_a_pool_of_spmc_rings(stress_items(kWhenMostlyFull), 8, 16, 4);
+}
+
 void many_through_one_scq_ring(std::size_t capacity, std::uint64_t items) {
   const std::uint64_t per_producer = items / kProducers;
   const std::uint64_t total = per_producer * kProducers;
@@ -91,12 +112,13 @@ void many_through_one_scq_ring(std::size_t capacity, std::uint64_t items) {
       while (!ring.push(Tagged::make(id, next))) std::this_thread::yield();
     }
   });
-  threads.start(kConsumers, [&](unsigned) {
+  threads.start(kConsumers, [&](unsigned id) {
     OrderCheck order(kProducers);
+    Attendance::Sheet& sheet = attendance.sheet(id);
     std::uint64_t out = 0;
     while (taken.load(std::memory_order_relaxed) < total) {
       if (ring.pop(out)) {
-        attendance.note(out);
+        sheet.note(out);
         order.note(out);
         taken.fetch_add(1, std::memory_order_relaxed);
       } else {
@@ -112,66 +134,92 @@ void many_through_one_scq_ring(std::size_t capacity, std::uint64_t items) {
 }
 
 TEST(Stress, ScqRing) {
-  many_through_one_scq_ring(1024, stress_items(2'000'000));
+  many_through_one_scq_ring(1024, stress_items(kTenMillion));
 }
 TEST(Stress, ScqRingMostlyFull) {
-  many_through_one_scq_ring(3, stress_items(1'000'000));
+  many_through_one_scq_ring(3, stress_items(kWhenMostlyFull));
 }
 
 struct Buffer {
   Buffer* next = nullptr;
   std::uint64_t payload = 0;  ///< plain: TSan sees it if the hand-over does not synchronise
+  unsigned owner = 0;
 };
 
+/// As batches go: out of an owner's hands by its ring, home by its stack, one by one or as a chain.
 TEST(Stress, ReturnStackBringsBuffersHome) {
   constexpr std::size_t kBuffers = 256;
-  const std::uint64_t total = stress_items(2'000'000);
-  std::vector<Buffer> buffers(kBuffers);
-  ReturnStack<Buffer> home;
-  for (Buffer& buffer : buffers) home.push(&buffer);
-  SpmcRing<Buffer*> out(kBuffers);
+  const std::uint64_t per_owner = stress_items(kTenMillion) / kProducers;
+  struct Owner {
+    std::vector<Buffer> buffers = std::vector<Buffer>(kBuffers);
+    ReturnStack<Buffer> home;
+    SpmcRing<Buffer*> out{kBuffers};
+    std::uint64_t sent = 0;
+    std::uint64_t bad_payloads = 0;
+    std::uint64_t strangers = 0;
+  };
+  std::vector<Owner> owners(kProducers);
+  for (unsigned id = 0; id < kProducers; ++id) {
+    for (Buffer& buffer : owners[id].buffers) {
+      buffer.owner = id;
+      owners[id].home.push(&buffer);
+    }
+  }
   std::atomic<std::uint64_t> returned{0};
-  std::atomic<bool> done{false};
-  std::uint64_t sent = 0;
-  std::uint64_t bad_payloads = 0;
-  Watchdog watchdog(returned);
+  std::atomic<unsigned> done{0};
+  const Watchdog watchdog(returned);
   Threads threads;
-  threads.start(1, [&](unsigned) {
-    while (sent < total) {
-      Buffer* list = home.take_all();
+  threads.start(kProducers, [&](unsigned id) {
+    Owner& owner = owners[id];
+    while (owner.sent < per_owner) {
+      Buffer* list = owner.sent % 2 == 0 ? owner.home.take_all() : owner.home.take_all_ordered();
       if (list == nullptr) std::this_thread::yield();
       while (list != nullptr) {
         Buffer* const buffer = list;
         list = buffer->next;
-        bad_payloads += buffer->payload % 2;
+        owner.bad_payloads += buffer->payload % 2;
+        owner.strangers += buffer->owner != id;
         ++buffer->payload;
-        EXPECT_TRUE(out.push(buffer));
-        ++sent;
+        EXPECT_TRUE(owner.out.push(buffer));
+        ++owner.sent;
       }
     }
-    done.store(true, std::memory_order_release);
+    done.fetch_add(1, std::memory_order_release);
   });
-  threads.start(kConsumers, [&](unsigned) {
-    Buffer* buffer = nullptr;
-    for (;;) {
-      const bool last = done.load(std::memory_order_acquire);
-      if (out.pop(buffer)) {
-        ++buffer->payload;
-        home.push(buffer);
-        returned.fetch_add(1, std::memory_order_relaxed);
-      } else if (last) {
-        break;
-      } else {
-        std::this_thread::yield();
+  threads.start(kConsumers, [&](unsigned id) {
+    std::array<Buffer*, 8> taken{};
+    for (unsigned turn = id;; ++turn) {
+      const bool last = done.load(std::memory_order_acquire) == kProducers;
+      Owner& owner = owners[turn % kProducers];
+      const std::size_t count = owner.out.pop_bulk(std::span(taken).first(1 + turn % 8));
+      for (std::size_t i = 0; i < count; ++i) {
+        ++taken[i]->payload;
+        if (i > 0) taken[i - 1]->next = taken[i];
       }
+      if (turn % 3 == 0) {
+        for (std::size_t i = 0; i < count; ++i) owner.home.push(taken[i]);
+      } else if (count > 0) {
+        owner.home.push_chain(taken[0], taken[count - 1]);
+      }
+      returned.fetch_add(count, std::memory_order_relaxed);
+      if (count > 0) continue;
+      const auto is_empty = [](const Owner& one) { return one.out.empty_seq_cst(); };
+      if (last && std::all_of(owners.begin(), owners.end(), is_empty)) break;
+      std::this_thread::yield();
     }
   });
   threads.join();
-  EXPECT_EQ(bad_payloads, 0u);
+  std::uint64_t sent = 0;
+  for (Owner& owner : owners) {
+    EXPECT_EQ(owner.bad_payloads, 0u);
+    EXPECT_EQ(owner.strangers, 0u);
+    sent += owner.sent;
+    std::size_t at_home = 0;
+    for (Buffer* list = owner.home.take_all(); list != nullptr; list = list->next) ++at_home;
+    EXPECT_EQ(at_home, kBuffers);
+  }
   EXPECT_EQ(returned.load(), sent);
-  std::size_t at_home = 0;
-  for (Buffer* list = home.take_all(); list != nullptr; list = list->next) ++at_home;
-  EXPECT_EQ(at_home, kBuffers);
+  EXPECT_GE(sent, per_owner * kProducers);
 }
 
 struct Entry {
@@ -191,7 +239,7 @@ struct Lane {
 TEST(Stress, LanesAreHeldByOneWorkerAndKeepOrder) {
   constexpr std::size_t kLanes = 8;
   constexpr std::size_t kEntries = 64;
-  const std::uint64_t per_producer = stress_items(1'200'000) / kProducers;
+  const std::uint64_t per_producer = stress_items(kTenMillion) / kProducers;
   const std::uint64_t total = per_producer * kProducers;
   std::vector<Lane> lanes(kLanes);
   ScqRing<Lane*> runnable(kLanes);
@@ -235,6 +283,7 @@ TEST(Stress, LanesAreHeldByOneWorkerAndKeepOrder) {
   });
   threads.start(kConsumers, [&](unsigned id) {
     Lane* lane = nullptr;
+    Attendance::Sheet& sheet = attendance.sheet(id);
     std::uint64_t turn = id;
     while (handled.load(std::memory_order_relaxed) < total) {
       if (!runnable.pop(lane)) {
@@ -247,7 +296,7 @@ TEST(Stress, LanesAreHeldByOneWorkerAndKeepOrder) {
         Entry* const entry = list;
         list = entry->next;
         const std::uint64_t value = entry->value;
-        attendance.note(value);
+        sheet.note(value);
         std::uint64_t& next = lane->next_of[Tagged::producer(value)];
         if (Tagged::sequence(value) < next) ++lane->violations;
         next = Tagged::sequence(value) + 1;
@@ -273,11 +322,11 @@ TEST(Stress, LanesAreHeldByOneWorkerAndKeepOrder) {
 }
 
 TEST(Stress, MailboxWithASleepingConsumer) {
-  const std::uint64_t per_producer = stress_items(400'000) / kProducers;
+  const std::uint64_t per_producer = stress_items(kTenMillion) / kProducers;
   const std::uint64_t total = per_producer * kProducers;
-  Mailbox<std::uint64_t> mailbox(32);
+  Mailbox<std::uint64_t> mailbox(256);
   ASSERT_TRUE(mailbox.status().ok());
-  Attendance attendance(kProducers, per_producer);
+  Attendance attendance(kProducers, per_producer, 1);
   OrderCheck order(kProducers);
   std::atomic<std::uint64_t> taken{0};
   std::uint64_t sleeps = 0;
@@ -292,7 +341,7 @@ TEST(Stress, MailboxWithASleepingConsumer) {
   while (count < total) {
     std::uint64_t out = 0;
     while (mailbox.take(out)) {
-      attendance.note(out);
+      attendance.sheet(0).note(out);
       order.note(out);
       ++count;
     }

@@ -4,35 +4,33 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <thread>
 #include <vector>
 
 namespace sluice::test {
 
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kThreadSanitizer = true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-inline constexpr bool kThreadSanitizer = true;
-#else
-inline constexpr bool kThreadSanitizer = false;
-#endif
-#else
-inline constexpr bool kThreadSanitizer = false;
-#endif
+/// How many producers, and how many consumers beside them.
+inline constexpr unsigned kProducers = 4;
+inline constexpr unsigned kConsumers = 4;
 
-/// Elements per test: SLUICE_STRESS_ITEMS, or else the default, a quarter of it under TSan.
-inline std::uint64_t stress_items(std::uint64_t by_default) {
-  if (const char* text = std::getenv("SLUICE_STRESS_ITEMS")) {
-    const auto value = std::strtoull(text, nullptr, 10);
-    if (value > 0) return value;
+/// What goes through each queue, with and without a sanitizer.
+inline constexpr std::uint64_t kTenMillion = 10'000'000;
+
+/// That many elements; SLUICE_STRESS_SCALE (environment), above 0, multiplies it: for emulators.
+inline std::uint64_t stress_items(std::uint64_t count) {
+  const char* const text = std::getenv("SLUICE_STRESS_SCALE");
+  const double scale = text != nullptr ? std::strtod(text, nullptr) : 1.0;
+  if (!(scale > 0.0)) {
+    std::fprintf(stderr, "SLUICE_STRESS_SCALE is not a number above 0: '%s'\n", text);
+    std::abort();
   }
-  return kThreadSanitizer ? by_default / 4 : by_default;
+  const double scaled = static_cast<double>(count) * scale;
+  return scaled < 64.0 ? 64 : static_cast<std::uint64_t>(scaled);
 }
 
 /// An element that tells who made it and as which one.
@@ -49,42 +47,71 @@ struct Tagged {
   }
 };
 
-/// Who has seen which element: each exactly once.
+/// Who has seen which element: each exactly once. Every consumer has a sheet of its own, so that
+/// keeping it orders nothing between them.
 class Attendance {
  public:
-  Attendance(unsigned producers, std::uint64_t per_producer)
-      : producers_(producers),
-        per_producer_(per_producer),
-        seen_(std::make_unique<std::atomic<std::uint8_t>[]>(producers * per_producer)) {}
-
-  void note(std::uint64_t value) {
-    const unsigned producer = Tagged::producer(value);
-    const std::uint64_t sequence = Tagged::sequence(value);
-    if (producer >= producers_ || sequence >= per_producer_) {
-      invented_.fetch_add(1, std::memory_order_relaxed);
-      return;
+  class Sheet {
+   public:
+    void note(std::uint64_t value) {
+      const unsigned producer = Tagged::producer(value);
+      const std::uint64_t sequence = Tagged::sequence(value);
+      if (producer >= producers_ || sequence >= per_producer_) {
+        ++invented_;
+        return;
+      }
+      const std::uint64_t at = producer * per_producer_ + sequence;
+      const std::uint64_t bit = std::uint64_t{1} << (at % 64);
+      duplicated_ += (seen_[at / 64] & bit) != 0;
+      seen_[at / 64] |= bit;
     }
-    seen_[producer * per_producer_ + sequence].fetch_add(1, std::memory_order_relaxed);
+
+   private:
+    friend class Attendance;
+    std::uint64_t producers_ = 0;
+    std::uint64_t per_producer_ = 0;
+    std::vector<std::uint64_t> seen_;
+    std::uint64_t duplicated_ = 0;
+    std::uint64_t invented_ = 0;
+  };
+
+  Attendance(unsigned producers, std::uint64_t per_producer, unsigned consumers = kConsumers)
+      : total_(producers * per_producer), sheets_(consumers) {
+    for (Sheet& sheet : sheets_) {
+      sheet.producers_ = producers;
+      sheet.per_producer_ = per_producer;
+      sheet.seen_.resize(total_ / 64 + 1);
+    }
   }
 
+  /// By one thread only.
+  [[nodiscard]] Sheet& sheet(unsigned consumer) { return sheets_.at(consumer); }
+
+  /// When all have come to their ends.
   void expect_all_once() const {
-    std::uint64_t lost = 0;
+    std::uint64_t seen = 0;
     std::uint64_t duplicated = 0;
-    for (std::uint64_t i = 0; i < producers_ * per_producer_; ++i) {
-      const auto times = seen_[i].load(std::memory_order_relaxed);
-      lost += times == 0;
-      duplicated += times > 1;
+    std::uint64_t invented = 0;
+    for (const Sheet& sheet : sheets_) {
+      duplicated += sheet.duplicated_;
+      invented += sheet.invented_;
     }
-    EXPECT_EQ(lost, 0u);
+    for (std::uint64_t word = 0; word < total_ / 64 + 1; ++word) {
+      std::uint64_t any = 0;
+      for (const Sheet& sheet : sheets_) {
+        duplicated += static_cast<std::uint64_t>(std::popcount(any & sheet.seen_[word]));
+        any |= sheet.seen_[word];
+      }
+      seen += static_cast<std::uint64_t>(std::popcount(any));
+    }
+    EXPECT_EQ(total_ - seen, 0u) << "lost";
     EXPECT_EQ(duplicated, 0u);
-    EXPECT_EQ(invented_.load(), 0u);
+    EXPECT_EQ(invented, 0u);
   }
 
  private:
-  const std::uint64_t producers_;
-  const std::uint64_t per_producer_;
-  std::unique_ptr<std::atomic<std::uint8_t>[]> seen_;
-  std::atomic<std::uint64_t> invented_{0};
+  const std::uint64_t total_;
+  std::vector<Sheet> sheets_;
 };
 
 /// One consumer's view of the order: of each producer, what comes later must have a larger number.

@@ -1,25 +1,58 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
+#include <cstddef>
 #include <cstring>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace sluice::test {
 
-/// Hooks for the queues: stops a thread at the point that it is armed for, the first time it
-/// passes.
+/// How much the others do while one thread stands still.
+inline constexpr std::size_t kWhileFrozen = 10000;
+
+/// Something that others do while a thread passes a point: it brings about the rare ways through an
+/// operation. It runs on the passing thread, which to the queue looks like any other.
+struct Provocation {
+  const char* at;
+  std::function<void()> action;
+};
+
+/// Hooks for the queues: stops a thread at the point that it is armed for, the first time it passes
+/// it after the provocations.
 struct FreezeHooks {
   enum State : int { running, frozen, thawed, finished };
   struct Control {
-    const char* point;
+    const char* point;  ///< nullptr: provocations only
+    std::vector<Provocation> provocations{};
+    std::size_t provoked = 0;
     std::atomic<int> state{running};
   };
 
   static void at(const char* point) noexcept {
     Control* const control = armed;
-    if (control == nullptr || std::strcmp(control->point, point) != 0) return;
+    if (control == nullptr) return;
+    if (control->provoked < control->provocations.size()) {
+      const Provocation& next = control->provocations[control->provoked];
+      if (std::strcmp(next.at, point) != 0) return;
+      ++control->provoked;
+      armed = nullptr;  // the others are not stopped
+      next.action();
+      armed = control;
+      return;
+    }
+    if (control->point == nullptr || std::strcmp(control->point, point) != 0) return;
     armed = nullptr;
     control->state.store(frozen);
     control->state.notify_all();
@@ -34,8 +67,8 @@ struct FreezeHooks {
 class FrozenThread {
  public:
   template <typename Work>
-  FrozenThread(const char* point, Work work)
-      : control_{point}, thread_([this, work = std::move(work)]() mutable {
+  FrozenThread(const char* point, Work work, std::vector<Provocation> provocations = {})
+      : control_{point, std::move(provocations)}, thread_([this, work = std::move(work)]() mutable {
           FreezeHooks::armed = &control_;
           work();
           FreezeHooks::armed = nullptr;
@@ -62,5 +95,56 @@ class FrozenThread {
   bool reached_ = false;
   std::thread thread_;
 };
+
+/// Runs `work` on this thread, with the provocations and without stopping. False: a provocation's
+/// point was not passed.
+template <typename Work>
+[[nodiscard]] bool run_provoked(std::vector<Provocation> provocations, Work work) {
+  FreezeHooks::Control control{nullptr, std::move(provocations)};
+  FreezeHooks::armed = &control;
+  work();
+  FreezeHooks::armed = nullptr;
+  return control.provoked == control.provocations.size();
+}
+
+/// All points of the given source files (from the repository's root).
+inline std::set<std::string> points_in(std::initializer_list<const char*> files) {
+  std::set<std::string> points;
+  const std::regex call(R"re(Hooks::at\(\s*"([^"]+)"\))re");
+  for (const char* file : files) {
+    std::ifstream stream(std::string(SLUICE_SOURCE_DIR "/") + file);
+    EXPECT_TRUE(stream) << file;
+    std::stringstream text;
+    text << stream.rdbuf();
+    const std::string content = text.str();
+    for (std::sregex_iterator it(content.begin(), content.end(), call), end; it != end; ++it) {
+      points.insert((*it)[1]);
+    }
+  }
+  EXPECT_FALSE(points.empty());
+  return points;
+}
+
+/// One case of a freeze test: which operation stands still where. `variant` tells apart different
+/// ways to the same point.
+struct FreezeCase {
+  const char* operation;
+  const char* point;
+  const char* variant = "";
+};
+inline void PrintTo(const FreezeCase& value, std::ostream* out) {
+  *out << value.operation << " frozen at " << value.point << ' ' << value.variant;
+}
+inline std::string case_name(const ::testing::TestParamInfo<FreezeCase>& info) {
+  std::string name = std::string(info.param.operation) + "_at_" + info.param.point;
+  if (*info.param.variant != '\0') name += std::string("_") + info.param.variant;
+  for (char& c : name) c = c == '.' ? '_' : c;
+  return name;
+}
+inline std::set<std::string> points_of(const std::vector<FreezeCase>& cases) {
+  std::set<std::string> points;
+  for (const FreezeCase& one : cases) points.insert(one.point);
+  return points;
+}
 
 }  // namespace sluice::test

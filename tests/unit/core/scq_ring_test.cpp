@@ -158,7 +158,7 @@ void others_get_on_beside_a_frozen_push(const char* point, std::uint64_t rounds)
 }
 
 TEST(ScqRing, APushFrozenAnywhereBlocksNobody) {
-  for (const char* point : {"scq.push.slot", "scq.enqueue.ticket", "scq.enqueue.checked",
+  for (const char* point : {"scq.push.slot", "scq.enqueue.ticket", "scq.enqueue.entry_read",
                             "scq.enqueue.filled", "scq.dequeue.ticket"}) {
     for (const std::uint64_t rounds : {1u, 5u, 3000u}) {
       others_get_on_beside_a_frozen_push(point, rounds);
@@ -190,7 +190,7 @@ void others_get_on_beside_a_frozen_pop(const char* point, std::uint64_t rounds) 
 
 TEST(ScqRing, APopFrozenAnywhereBlocksNobody) {
   for (const char* point : {"scq.dequeue.ticket", "scq.pop.slot", "scq.enqueue.ticket",
-                            "scq.enqueue.checked", "scq.enqueue.filled"}) {
+                            "scq.enqueue.entry_read", "scq.enqueue.filled"}) {
     for (const std::uint64_t rounds : {1u, 5u, 3000u}) {
       others_get_on_beside_a_frozen_pop(point, rounds);
     }

@@ -127,7 +127,7 @@ TEST(SpmcRing, AConsumerFrozenBeforeItsClaimBlocksNobody) {
   for (std::uint64_t i = 0; i < 4; ++i) ASSERT_TRUE(ring.push(i));
   std::array<std::uint64_t, 2> late{};
   std::size_t late_count = 0;
-  test::FrozenThread frozen("spmc.pop.read", [&] { late_count = ring.pop_bulk(late); });
+  test::FrozenThread frozen("spmc.pop.all_read", [&] { late_count = ring.pop_bulk(late); });
   ASSERT_TRUE(frozen.reached());
   // It has read 0 and 1 and not yet taken them. Everybody else gets on, through many wraps.
   std::uint64_t next = 4;
@@ -165,7 +165,7 @@ TEST(SpmcRing, AConsumerFrozenAfterItsClaimOwesNothing) {
 TEST(SpmcRing, AProducerFrozenBeforeItPublishesBlocksNoConsumer) {
   HookedRing ring(4);
   ASSERT_TRUE(ring.push(0));
-  test::FrozenThread frozen("spmc.push.stored", [&] { (void)ring.push(1); });
+  test::FrozenThread frozen("spmc.push.all_stored", [&] { (void)ring.push(1); });
   ASSERT_TRUE(frozen.reached());
   std::uint64_t out = 99;
   EXPECT_TRUE(ring.pop(out));

@@ -56,6 +56,7 @@ class LaneQueue {
   [[nodiscard]] Node* take_all() noexcept {
     // Relaxed: saves the exchange on an empty lane; try_idle() decides what is missed here.
     if (line_.head.load(std::memory_order_relaxed) == kScheduled) return nullptr;
+    Hooks::at("lane.take_all.looked");
     // (2) acquire: pairs with release (1) of all pushes in the list: a chain of RMWs carries on
     // the release sequence of each.
     const std::uintptr_t head = line_.head.exchange(kScheduled, std::memory_order_acquire);
@@ -69,10 +70,12 @@ class LaneQueue {
   /// ring of runnable lanes.
   [[nodiscard]] bool try_idle() noexcept {
     std::uintptr_t expected = kScheduled;
+    Hooks::at("lane.try_idle.begun");
     // (3) release: pairs with acquire (1): the push that schedules the lane next, and through the
     // ring the next holder, sees what this one did. Relaxed on failure: take_all() acquires.
     const bool idle = line_.head.compare_exchange_strong(expected, kIdle, std::memory_order_release,
                                                          std::memory_order_relaxed);
+    Hooks::at("lane.try_idle.decided");
     SLUICE_CHECK(idle || expected != kIdle,
                  "LaneQueue::try_idle() by a thread that does not hold the lane");
     return idle;
@@ -103,6 +106,7 @@ class LaneQueue {
     static_assert(alignof(Node) > 1, "the idle mark must differ from every node's address");
     std::uintptr_t head = line_.head.load(std::memory_order_relaxed);
     do {  // bound: each further round means that another operation on the lane has succeeded
+      Hooks::at("lane.push.head_read");
       oldest->*Next = head == kIdle ? nullptr : reinterpret_cast<Node*>(head);
       Hooks::at("lane.push.linked");
       // (1) acq_rel. Release: pairs with acquire (2): the nodes. Acquire: pairs with release (3)

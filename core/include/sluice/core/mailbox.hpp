@@ -51,7 +51,7 @@ class EventFd {
 ///   if (prepare_to_sleep()) { epoll_wait(...); finish_sleep(); if (fd was readable) drain_fd(); }
 ///
 /// N is the capacity if it is known at compile time, or 0: then the constructor is told.
-template <typename T, std::size_t N = 0>
+template <typename T, std::size_t N = 0, typename Hooks = NoHooks>
 class Mailbox {
  public:
   Mailbox() requires(N > 0) : ring_(N) {}
@@ -99,7 +99,9 @@ class Mailbox {
   /// From now on a post signals the descriptor. False: there is mail, do not sleep.
   [[nodiscard]] bool prepare_to_sleep() noexcept {
     asleep_.mark.store(true, std::memory_order_seq_cst);  // (1) seq_cst: pairs with (2)
-    if (ring_.empty_seq_cst()) return true;               // seq_cst: pairs with the ring's push
+    Hooks::at("mailbox.sleep.marked");
+    if (ring_.empty_seq_cst()) return true;  // seq_cst: pairs with the ring's push
+    Hooks::at("mailbox.sleep.refused");
     finish_sleep();
     return false;
   }
@@ -117,11 +119,15 @@ class Mailbox {
   static_assert(sizeof(AsleepLine) == kCacheLine);
 
   void wake_if_asleep() noexcept {
+    Hooks::at("mailbox.post.pushed");
     // (2) seq_cst: pairs with (1). Comes after the ring's push in the order of seq_cst operations.
-    if (asleep_.mark.load(std::memory_order_seq_cst)) event_.signal();
+    if (!asleep_.mark.load(std::memory_order_seq_cst)) return;
+    Hooks::at("mailbox.post.seen_asleep");
+    event_.signal();
+    Hooks::at("mailbox.post.signalled");
   }
 
-  ScqRing<T> ring_;
+  ScqRing<T, Hooks> ring_;
   AsleepLine asleep_;  ///< written by the consumer
   alignas(kCacheLine) EventFd event_;
 };

@@ -50,11 +50,14 @@ namespace sluice {
 ///
 /// Threads: worker calls with its own id, one thread at a time; the others by any thread.
 /// Progress: nothing waits for another thread but park() itself. A waker frozen between (4) and (5)
-/// counts as a searcher, so others wake nobody until it goes on; a deadline on park() bounds that.
+/// counts as a searcher, and so does a worker frozen while it searches: others wake nobody until it
+/// goes on. Workers that are awake take what it would have; for those that sleep a deadline on
+/// park() bounds it.
 /// Cost: notify_published() one load; a wake one CAS and a system call (some 7 us for the waker on
 /// a virtual machine, less on bare metal); begin_search and found_work one RMW each, which a worker
 /// that finds work at its first look need not call.
-class ParkingLot {
+template <typename Hooks = NoHooks>
+class BasicParkingLot {
  public:
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
@@ -82,10 +85,10 @@ class ParkingLot {
   };
 
   /// Workers have the ids 0 .. workers - 1 and start out as working. 1 .. kMaxWorkers.
-  explicit ParkingLot(unsigned workers);
-  ~ParkingLot();
-  ParkingLot(const ParkingLot&) = delete;
-  ParkingLot& operator=(const ParkingLot&) = delete;
+  explicit BasicParkingLot(unsigned workers);
+  ~BasicParkingLot();
+  BasicParkingLot(const BasicParkingLot&) = delete;
+  BasicParkingLot& operator=(const BasicParkingLot&) = delete;
 
   // --- producers, any thread ---
 
@@ -95,6 +98,7 @@ class ParkingLot {
   bool notify_published() noexcept {
     // (1) seq_cst: pairs with (2) (3).
     const std::uint64_t word = word_.value.load(std::memory_order_seq_cst);
+    Hooks::at("parking.notify.word_read");
     if (nobody_to_wake(word)) [[likely]]
       return false;
     return wake_one(word);
@@ -220,5 +224,9 @@ class ParkingLot {
   WordLine word_;
   StopLine stop_;
 };
+
+/// What ships; parking.cpp holds its code. Other hooks: tests, with parking_definitions.hpp.
+using ParkingLot = BasicParkingLot<>;
+extern template class BasicParkingLot<NoHooks>;
 
 }  // namespace sluice

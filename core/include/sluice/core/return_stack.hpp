@@ -32,6 +32,7 @@ class ReturnStack {
   void push_chain(Node* first, Node* last) noexcept {
     Node* head = line_.head.load(std::memory_order_relaxed);
     do {  // bound: each further round means that another push or a take_all has succeeded
+      Hooks::at("return.push.head_read");
       last->*Next = head;
       Hooks::at("return.push.linked");
       // (1) release: pairs with acquire (2): the nodes' contents and links. Earlier pushes are
@@ -40,13 +41,18 @@ class ReturnStack {
       // Acquire as well: pairs with (3), see take_all_ordered().
     } while (!line_.head.compare_exchange_weak(head, first, std::memory_order_acq_rel,
                                                std::memory_order_relaxed));
+    Hooks::at("return.push.pushed");
   }
 
   /// Takes everything; the last pushed comes first. nullptr when there is nothing.
   [[nodiscard]] Node* take_all() noexcept {
     // Relaxed: only saves the exchange; a push missed here is found by the next call.
     if (line_.head.load(std::memory_order_relaxed) == nullptr) return nullptr;
-    return line_.head.exchange(nullptr, std::memory_order_acquire);  // (2) acquire: pairs with (1)
+    Hooks::at("return.take_all.looked");
+    // (2) acquire: pairs with (1).
+    Node* const all = line_.head.exchange(nullptr, std::memory_order_acquire);
+    Hooks::at("return.take_all.taken");
+    return all;
   }
 
   /// As take_all(), and whatever this thread wrote before is seen by each push that this call did
@@ -54,7 +60,10 @@ class ReturnStack {
   /// owner about to sleep until somebody gives something back (it sets a flag, then calls this; the
   /// pusher reads the flag after its push).
   [[nodiscard]] Node* take_all_ordered() noexcept {
-    return line_.head.exchange(nullptr, std::memory_order_acq_rel);  // (3) acq_rel: pairs with (1)
+    // (3) acq_rel: pairs with (1).
+    Node* const all = line_.head.exchange(nullptr, std::memory_order_acq_rel);
+    Hooks::at("return.take_all_ordered.taken");
+    return all;
   }
 
   /// Nothing in it, as far as can be seen without synchronising.

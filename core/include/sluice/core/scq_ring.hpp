@@ -16,7 +16,12 @@
 namespace sluice {
 
 /// Up to this many threads may be inside operations of one ScqRing at once. The proof of SCQ needs
-/// no more threads than half the entries of an index ring; the rings are never made smaller.
+/// no more threads than half the entries of an index ring (n); the rings are never made smaller. It
+/// is what the threshold 3n - 1 rests on: the last index lies at most 2n - 1 tickets beyond the
+/// head, and each thread that has drawn a ticket in vain may lower the threshold once more. A
+/// thread claims one ticket at a time: with claims in bulk a thread would count as many times as it
+/// claims, which is why there are none here. With too many threads nothing is lost: a pop may say
+/// "empty" (a push "full") that is not, until the next push (pop).
 inline constexpr std::size_t kScqMaxThreads = 128;
 
 /// A ring of indices after SCQ: Ruslan Nikolaev, "A Scalable, Portable, and Memory-Efficient
@@ -73,20 +78,25 @@ class ScqIndexRing {
   [[nodiscard]] std::uint64_t dequeue() noexcept {
     if (surely_empty()) return kNone;
     for (;;) {  // bound: threshold
+      Hooks::at("scq.dequeue.begun");
       // (4) seq_cst: pairs with the head load in fill().
       const std::uint64_t ticket = head_.value.fetch_add(1, std::memory_order_seq_cst);
       Hooks::at("scq.dequeue.ticket");
       const std::uint64_t index = take(ticket);
+      Hooks::at("scq.dequeue.entry_done");
       if (index != kNone) return index;
       const std::uint64_t tail =
           tail_.value.load(std::memory_order_seq_cst);  // (7): pairs with (1)
+      Hooks::at("scq.dequeue.tail_read");
       if (behind_or_at(tail, ticket + 1)) {
         catch_up(tail, ticket + 1);
+        Hooks::at("scq.dequeue.caught_up");
         // (8) seq_cst: pairs with (3) and (9).
         threshold_.value.fetch_sub(1, std::memory_order_seq_cst);
         return kNone;
       }
       if (threshold_.value.fetch_sub(1, std::memory_order_seq_cst) <= 0) return kNone;  // (8)
+      Hooks::at("scq.dequeue.lowered");
     }
   }
 
@@ -102,8 +112,11 @@ class ScqIndexRing {
     // before the producer's look at the mark; so a sleeper cannot miss an index that was put in
     // by a producer that saw no sleeper.
     if (threshold_.value.load(std::memory_order_seq_cst) < 0) return true;
+    Hooks::at("scq.empty.threshold_read");
     const std::uint64_t head = head_.value.load(std::memory_order_seq_cst);
+    Hooks::at("scq.empty.head_read");
     if (has_index(entry(head).load(std::memory_order_relaxed), head)) return false;  // a hint only
+    Hooks::at("scq.empty.entry_read");
     return behind_or_at(tail_.value.load(std::memory_order_seq_cst), head);
   }
 
@@ -175,12 +188,15 @@ class ScqIndexRing {
     std::atomic<std::uint64_t>& target = entry(ticket);
     std::uint64_t value = target.load(std::memory_order_seq_cst);
     for (;;) {  // bound: an entry changes at most a few times per cycle of the ring
-      const bool usable =
-          older(cycle_of(value), cycle_of_ticket(ticket)) && index_of(value) == index_mask() &&
-          (is_safe(value) ||
-           behind_or_at(head_.value.load(std::memory_order_seq_cst), ticket));  // pairs with (4)
-      if (!usable) return false;
-      Hooks::at("scq.enqueue.checked");
+      Hooks::at("scq.enqueue.entry_read");
+      if (!older(cycle_of(value), cycle_of_ticket(ticket)) || index_of(value) != index_mask()) {
+        return false;
+      }
+      if (!is_safe(value)) {
+        const std::uint64_t head = head_.value.load(std::memory_order_seq_cst);  // pairs with (4)
+        Hooks::at("scq.enqueue.unsafe_head_read");
+        if (!behind_or_at(head, ticket)) return false;
+      }
       // (2) seq_cst, a release for the slot's contents: pairs with (5).
       if (target.compare_exchange_strong(value, word(ticket, kSafe, index),
                                          std::memory_order_seq_cst, std::memory_order_seq_cst)) {
@@ -189,9 +205,11 @@ class ScqIndexRing {
     }
     Hooks::at("scq.enqueue.filled");
     if (threshold_.value.load(std::memory_order_seq_cst) != threshold_max()) {
+      Hooks::at("scq.enqueue.threshold_low");
       threshold_.value.store(threshold_max(),
                              std::memory_order_seq_cst);  // (3): pairs with (8) (9)
     }
+    Hooks::at("scq.enqueue.done");
     return true;
   }
 
@@ -200,6 +218,7 @@ class ScqIndexRing {
     std::atomic<std::uint64_t>& target = entry(ticket);
     std::uint64_t value = target.load(std::memory_order_seq_cst);  // (5): pairs with (2)
     for (;;) {  // bound: an entry changes at most a few times per cycle of the ring
+      Hooks::at("scq.dequeue.entry_read");
       if (cycle_of(value) == cycle_of_ticket(ticket)) {
         // (6) seq_cst: marks it consumed; only this ticket's holder may.
         target.fetch_or(index_mask(), std::memory_order_seq_cst);
@@ -225,7 +244,9 @@ class ScqIndexRing {
     while (!tail_.value.compare_exchange_strong(tail, head, std::memory_order_seq_cst,
                                                 std::memory_order_seq_cst)) {
       // bound: each further round means that a ticket was drawn
+      Hooks::at("scq.catch_up.overtaken");
       head = head_.value.load(std::memory_order_seq_cst);
+      Hooks::at("scq.catch_up.head_read");
       if (!behind_or_at(tail, head) || tail == head) return;
     }
   }
@@ -270,6 +291,7 @@ class ScqRing {
     if (index == Indices::kNone) return false;
     Hooks::at("scq.push.slot");
     slots_[index] = std::move(item);
+    Hooks::at("scq.push.stored");
     filled_.enqueue(index);  // releases the slot's contents
     return true;
   }
@@ -285,6 +307,7 @@ class ScqRing {
     Hooks::at("scq.pop.slot");
     out = std::move(slots_[index]);
     if constexpr (!std::is_trivially_copyable_v<T>) slots_[index] = T{};  // keeps nothing alive
+    Hooks::at("scq.pop.moved_out");
     free_.enqueue(index);  // releases the slot itself
     return true;
   }

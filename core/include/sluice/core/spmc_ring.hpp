@@ -69,15 +69,18 @@ class SpmcRing {
       producer_.seen_head =
           consumers_.head.load(std::memory_order_acquire);  // (6) acquire: pairs with release (5)
       room = free_slots(tail, producer_.seen_head);
+      Hooks::at("spmc.push.head_read");
     }
     const std::size_t count = std::min(room, items.size());
     if (count == 0) return 0;
     for (std::size_t i = 0; i < count; ++i) {
       slot(tail + i).store(items[i], std::memory_order_relaxed);  // published by (1)
+      Hooks::at("spmc.push.slot_stored");
     }
-    Hooks::at("spmc.push.stored");
+    Hooks::at("spmc.push.all_stored");
     // (1) seq_cst: pairs with acquire (3) and, as one half of the Dekker pair, with seq_cst (7).
     producer_.tail.store(tail + count, std::memory_order_seq_cst);
+    Hooks::at("spmc.push.published");
     return count;
   }
 
@@ -92,14 +95,16 @@ class SpmcRing {
     for (;;) {  // bound: each further round means that another consumer has succeeded
       // (2) acquire: pairs with release (5) of other consumers; see the class comment.
       std::uint64_t head = consumers_.head.load(std::memory_order_acquire);
+      Hooks::at("spmc.pop.head_read");
       const std::size_t available = available_after(head, out.size());
       if (available == 0) return 0;
       const std::size_t fair = sharers <= 1 ? available : (available + sharers - 1) / sharers;
       const std::size_t count = std::min(fair, out.size());
       for (std::size_t i = 0; i < count; ++i) {
         out[i] = slot(head + i).load(std::memory_order_relaxed);  // ordered by (3) or (4), and (5)
+        Hooks::at("spmc.pop.slot_read");
       }
-      Hooks::at("spmc.pop.read");
+      Hooks::at("spmc.pop.all_read");
       // (5) release: pairs with acquire (6): our reads of the slots come before their reuse, and
       // with acquire (2). Relaxed on failure: nothing has been learnt, (2) reads anew.
       if (consumers_.head.compare_exchange_strong(head, head + count, std::memory_order_release,
@@ -124,6 +129,7 @@ class SpmcRing {
   /// call; false may be stale. Reads the real tail, never the cached one.
   [[nodiscard]] bool empty_seq_cst() const noexcept {
     const std::uint64_t head = consumers_.head.load(std::memory_order_seq_cst);
+    Hooks::at("spmc.empty.head_read");
     // (7) seq_cst: pairs with (1). Comes after the sleeper's mark (parking.hpp (2)) in the one
     // order of all seq_cst operations, as (1) comes before the producer's look at the mark.
     return producer_.tail.load(std::memory_order_seq_cst) == head;
@@ -170,10 +176,13 @@ class SpmcRing {
   [[nodiscard]] std::size_t available_after(std::uint64_t head, std::size_t wanted) noexcept {
     // (4) acquire: pairs with release (8): whoever cached this tail had acquired the slots by (3).
     std::uint64_t tail = consumers_.seen_tail.load(std::memory_order_acquire);
+    Hooks::at("spmc.pop.seen_tail_read");
     if (clamp_size(tail - head) < wanted) {
       tail = producer_.tail.load(std::memory_order_acquire);  // (3) acquire: pairs with (1)
+      Hooks::at("spmc.pop.tail_read");
       if (tail == head) return 0;
       consumers_.seen_tail.store(tail, std::memory_order_release);  // (8) release: pairs with (4)
+      Hooks::at("spmc.pop.seen_tail_stored");
     }
     return clamp_size(tail - head);
   }

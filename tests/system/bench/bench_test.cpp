@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The bench as a program: every figure is measured and comes out in its JSON; nonsense is refused.
+// That the figures reach their goals is no test's business.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace sluice::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// A folder that is removed with all that is in it.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "bench-test.XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const {
+    return (path_ / name).string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string content_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+struct Ended {
+  int status = -1;  ///< exit status; 128 + signal
+  std::string out, err;
+};
+
+/// Runs the bench to its end.
+Ended run_bench(std::vector<std::string> words) {
+  const Folder folder;
+  words.insert(words.begin(), SLUICE_BENCH);
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const std::string out = folder / "out";
+  const std::string err = folder / "err";
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto take = [](const std::string& path, int fd) {
+      const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+      if (file < 0 || dup2(file, fd) < 0) _exit(126);
+    };
+    take(out, STDOUT_FILENO);
+    take(err, STDERR_FILENO);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  int status = 0;
+  if (pid < 0 || waitpid(pid, &status, 0) != pid) std::abort();
+  return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), content_of(out),
+          content_of(err)};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> listed(const std::vector<std::string>& arguments = {}) {
+  std::vector<std::string> words{"--list"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  const Ended list = run_bench(words);
+  EXPECT_EQ(list.status, 0) << list.err;
+  return lines_of(list.out);
+}
+
+/// What a quick run of these figures wrote, checked for its shape.
+nlohmann::json measured(const std::vector<std::string>& only) {
+  const Folder folder;
+  std::vector<std::string> words{"--quick", "--json", folder / "figures.json"};
+  for (const std::string& name : only) words.insert(words.end(), {"--only", name});
+  const Ended run = run_bench(words);
+  EXPECT_EQ(run.status, 0) << run.err;
+  const nlohmann::json json =
+      nlohmann::json::parse(content_of(folder / "figures.json"), nullptr, false);
+  EXPECT_TRUE(json.is_object()) << run.out;
+  if (!json.is_object()) return {};
+  EXPECT_TRUE(json.value("machine", nlohmann::json()).is_object());
+  for (const char* const fact : {"cpu", "cores", "governor", "kernel", "compiler", "virtual"}) {
+    EXPECT_TRUE(json["machine"].contains(fact)) << fact;
+  }
+  EXPECT_EQ(json.value("quick", false), true);
+  for (const auto& [name, value] : json["figures"].items()) {
+    EXPECT_TRUE(value.is_number() && std::isfinite(value.get<double>())) << name << ": " << value;
+    EXPECT_GE(value.is_number() ? value.get<double>() : -1, 0) << name;
+    EXPECT_THAT(run.out, HasSubstr(name)) << "not in the table";
+    const nlohmann::json spread = json["spread"].value(name, nlohmann::json());
+    EXPECT_TRUE(spread.is_array() && spread.size() == 2 && spread[0] <= value && value <= spread[1])
+        << name << ": " << value << " beyond its spread " << spread;
+  }
+  return json;
+}
+
+TEST(Bench, MeasuresEveryFigureThatItLists) {
+  const std::vector<std::string> names = listed();
+  ASSERT_GT(names.size(), 20U);
+  const nlohmann::json json = measured({});
+  ASSERT_TRUE(json.is_object());
+  for (const std::string& name : names) EXPECT_TRUE(json["figures"].contains(name)) << name;
+  EXPECT_EQ(json["figures"].size(), names.size());
+}
+
+TEST(Bench, MeasuresOnlyWhatItIsAskedFor) {
+  const std::vector<std::string> asked{"handoff.single", "handoff.none.speedup.tbb_batched.2p2w"};
+  const std::vector<std::string> names = listed({"--only", asked[0], "--only", asked[1]});
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("handoff.single.vs_floor", asked[1]));
+  const nlohmann::json json = measured(asked);
+  ASSERT_TRUE(json.is_object());
+  EXPECT_EQ(json["figures"].size(), names.size());
+  for (const std::string& name : names) EXPECT_TRUE(json["figures"].contains(name)) << name;
+}
+
+TEST(Bench, ListsEachFigureOnce) {
+  std::vector<std::string> names = listed();
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+TEST(Bench, RefusesNonsenseInOneLine) {
+  const std::vector<std::vector<std::string>> nonsense{{"--only", "no.such.figure"},
+                                                       {"--only", ""},
+                                                       {"--only"},
+                                                       {"--rounds", "6"},
+                                                       {"--rounds", "0"},
+                                                       {"--rounds", "-9"},
+                                                       {"--rounds", "many"},
+                                                       {"--rounds", "1e9"},
+                                                       {"--json", ""},
+                                                       {"--json"},
+                                                       {"--quickly"},
+                                                       {"handoff"}};
+  for (const auto& words : nonsense) {
+    const Ended run = run_bench(words);
+    const std::string said = ::testing::PrintToString(words) + ": " + run.err;
+    EXPECT_EQ(run.status, 2) << said;
+    EXPECT_EQ(lines_of(run.err).size(), 1U) << said;
+    EXPECT_THAT(run.err, ::testing::AllOf(StartsWith("sluice-bench: "), HasSubstr(words[0])))
+        << said;
+    EXPECT_EQ(run.out, "") << said;
+  }
+}
+
+TEST(Bench, SaysWhereItCouldNotWrite) {
+  const Ended run = run_bench({"--quick", "--only", "handoff.single", "--json", "/no/such/file"});
+  EXPECT_EQ(run.status, 1);
+  EXPECT_THAT(run.err, HasSubstr("/no/such/file"));
+  EXPECT_EQ(run.out, "") << "it measured first";
+}
+
+}  // namespace
+}  // namespace sluice::test
