@@ -93,13 +93,12 @@ Result<Cost> run_mode(const Bench& bench, WaitMode mode, const Rate& rate, std::
                                });
   if (!attached) return attached.status();
   double cpu_ns = 0;
-  std::uint64_t full = 0;
   const std::array<Role, 1> roles = {Role{bench.cpu(1), [&] {
                                             PoissonTimes times(rate.per_second, seed);
                                             const auto complete = [&](std::uint64_t completions) {
                                               for (std::uint64_t i = 0; i < completions; ++i) {
                                                 times.await_next();
-                                                while (!source->complete()) ++full;
+                                                while (!source->complete()) cpu_relax();
                                               }
                                             };
                                             const auto others = [] {
