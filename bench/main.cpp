@@ -35,6 +35,7 @@ std::vector<FigureGroup> all_groups() {
       softrdma_idle(),
       instructions(),
       allocations(),
+      waiting(),
       waiting_live(),
       softrdma_echo(),
   };
