@@ -32,12 +32,15 @@ std::vector<FigureGroup> all_groups() {
       latency_cold(),
       many_sources(),
       idle(),
-      softrdma_idle(),
-      instructions(),
-      allocations(),
       waiting(),
       waiting_live(),
+#ifndef SLUICE_BENCH_SANITIZED
+      // By programs of their own.
+      softrdma_idle(),
       softrdma_echo(),
+      instructions(),
+      allocations(),
+#endif
   };
 }
 
