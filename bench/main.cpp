@@ -32,11 +32,15 @@ std::vector<FigureGroup> all_groups() {
       latency_cold(),
       many_sources(),
       idle(),
+      waiting(),
+      waiting_live(),
+#ifndef SLUICE_BENCH_SANITIZED
+      // By programs of their own.
       softrdma_idle(),
+      softrdma_echo(),
       instructions(),
       allocations(),
-      waiting_live(),
-      softrdma_echo(),
+#endif
   };
 }
 

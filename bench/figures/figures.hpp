@@ -29,6 +29,7 @@ namespace sluice::bench {
 [[nodiscard]] FigureGroup softrdma_idle();
 [[nodiscard]] FigureGroup instructions();
 [[nodiscard]] FigureGroup allocations();
+[[nodiscard]] FigureGroup waiting();
 [[nodiscard]] FigureGroup waiting_live();
 [[nodiscard]] FigureGroup softrdma_echo();
 

@@ -93,7 +93,8 @@ class RingSource final : public CompletionSource {
   alignas(kCacheLine) std::atomic<std::uint32_t> doorbell_{0};
 };
 
-/// One completion every `interval`, as long as it is told to; wr_id is the stamp taken in poll().
+/// One completion every `interval`, as long as it is told to, each after the last one was handled:
+/// a thread that was held up spoils one time and no more. wr_id is the stamp taken in poll().
 class TimedSource final : public CompletionSource {
  public:
   explicit TimedSource(std::chrono::nanoseconds interval) : interval_(ticks(interval)) {}
@@ -109,6 +110,9 @@ class TimedSource final : public CompletionSource {
     if (left == 0) return {};
     const std::uint64_t now = stamp();
     if (now < next_) return {};
+    // (3) acquire: pairs with (4).
+    if (handled_.load(std::memory_order_acquire) != given_) return {};
+    ++given_;
     next_ = now + interval_;
     allowed_.store(left - 1, std::memory_order_relaxed);
     out[0] = ibv_wc{};
@@ -121,10 +125,17 @@ class TimedSource final : public CompletionSource {
   [[nodiscard]] int wait_fd() const noexcept override { return -1; }
   [[nodiscard]] std::uint32_t capacity() const noexcept override { return 64; }
   [[nodiscard]] std::string_view name() const noexcept override { return "timed"; }
+  /// By one worker.
+  void retire(std::span<const ibv_wc> completions) noexcept override {
+    handled_.store(handled_.load(std::memory_order_relaxed) + completions.size(),
+                   std::memory_order_release);  // (4) release: pairs with (3)
+  }
 
  private:
   const std::uint64_t interval_;
   std::uint64_t next_ = 0;
+  std::uint64_t given_ = 0;
+  alignas(kCacheLine) std::atomic<std::uint64_t> handled_{0};
   alignas(kCacheLine) std::atomic<std::uint64_t> allowed_{0};
 };
 
