@@ -27,6 +27,16 @@ std::vector<FigureGroup> all_groups() {
       handoff_per_connection(64, 4.0),
       handoff_dpdk(),
       skew(),
+      path(),
+      latency_oneway(),
+      latency_cold(),
+      many_sources(),
+      idle(),
+      softrdma_idle(),
+      instructions(),
+      allocations(),
+      waiting_live(),
+      softrdma_echo(),
   };
 }
 

@@ -21,5 +21,15 @@ namespace sluice::bench {
 [[nodiscard]] FigureGroup handoff_thread_per_cq();
 /// One connection that has nearly everything.
 [[nodiscard]] FigureGroup skew();
+[[nodiscard]] FigureGroup path();
+[[nodiscard]] FigureGroup latency_oneway();
+[[nodiscard]] FigureGroup latency_cold();
+[[nodiscard]] FigureGroup many_sources();
+[[nodiscard]] FigureGroup idle();
+[[nodiscard]] FigureGroup softrdma_idle();
+[[nodiscard]] FigureGroup instructions();
+[[nodiscard]] FigureGroup allocations();
+[[nodiscard]] FigureGroup waiting_live();
+[[nodiscard]] FigureGroup softrdma_echo();
 
 }  // namespace sluice::bench

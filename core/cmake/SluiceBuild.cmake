@@ -32,6 +32,7 @@ pkg_check_modules(RPMA REQUIRED IMPORTED_TARGET librpma>=1.2)
 pkg_check_modules(IBVERBS REQUIRED IMPORTED_TARGET libibverbs)
 pkg_check_modules(RDMACM REQUIRED IMPORTED_TARGET librdmacm)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc>=2.4)
+pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET liburing>=2.3)
 
 # Configurations are structs with a default for each field; callers name the fields that they set.
 add_library(sluice_warnings INTERFACE)

@@ -30,6 +30,18 @@ constexpr std::uint64_t kMillion = 1U << 20;
 constexpr std::uint64_t kPollersMax = 64;
 constexpr std::uint64_t kSourcesOfAllMax = 1U << 22;
 
+Status check_wait(const std::string& of, const PollerConfig& group) {
+  constexpr std::chrono::nanoseconds kTargetMax = std::chrono::seconds(1);
+  if (group.latency_target.count() < 0 || group.latency_target > kTargetMax) {
+    return {StatusCode::invalid_argument,
+            of + ".latency_target is " + std::to_string(group.latency_target.count()) +
+                " ns; it must be between 0 and " + std::to_string(kTargetMax.count()) + " ns"};
+  }
+  if (group.cpu_cap >= 0 && group.cpu_cap <= 1) return {};  // not a number is neither
+  return {StatusCode::invalid_argument,
+          of + ".cpu_cap is " + std::to_string(group.cpu_cap) + "; it must be between 0 and 1"};
+}
+
 Status check_pollers(const std::vector<PollerConfig>& groups) {
   SLUICE_RETURN_IF_ERROR(check_range("the number of groups of pollers", groups.size(), 1, 64));
   std::set<std::string> names;
@@ -45,6 +57,7 @@ Status check_pollers(const std::vector<PollerConfig>& groups) {
     SLUICE_RETURN_IF_ERROR(check_range(of + ".batch_size", group.batch_size, 1, 32));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".batch_count", group.batch_count, 2, 65536));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".hot_rounds", group.hot_rounds, 0, kMillion));
+    SLUICE_RETURN_IF_ERROR(check_wait(of, group));
     SLUICE_RETURN_IF_ERROR(check_range(of + ".sources_max", group.sources_max, 1, kMillion));
     sum += group.count;
     sources += std::uint64_t{group.count} * group.sources_max;

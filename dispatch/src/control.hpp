@@ -10,9 +10,9 @@
 #include "async_events.hpp"
 #include "control_port.hpp"
 #include "drain.hpp"
-#include "owner_thread.hpp"
 #include "poller.hpp"
 #include "registry.hpp"
+#include "sluice/core/owner_thread.hpp"
 #include "worker.hpp"
 
 namespace sluice::detail {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "dispatcher_impl.hpp"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <future>
@@ -11,6 +13,7 @@
 #include "inside.hpp"
 #include "sluice/core/rpma/sources.hpp"
 #include "sluice/topology/cpus.hpp"
+#include "wake_probe.hpp"
 
 namespace sluice::detail {
 namespace {
@@ -62,6 +65,27 @@ Status check_key(const Options& options) {
   if (options.order != Order::per_key || options.key) return {};
   return {StatusCode::invalid_argument,
           "the order per_key needs a key function (AttachOptions::key, ConnectionOptions::key)"};
+}
+
+/// For a worker's search, on its own thread: what a wake costs is measured here, once.
+WaitController::Settings worker_spin(bool shares_cpu) {
+  constexpr int kProbes = 15;
+  constexpr int kPatienceMs = 100;
+  WaitController::Settings settings;
+  settings.block_overhead_ns = 3'000;  // a futex call and what leads to it
+  if (shares_cpu) settings.limit_max = WaitController::kSharedLimitMax;
+  std::vector<std::int64_t> latencies;
+  WakeProbe probe;
+  if (!probe.open()) return settings;
+  for (int i = 0; i < kProbes && probe.begin(); ++i) {
+    pollfd timer{probe.fd(), POLLIN, 0};
+    ::poll(&timer, 1, kPatienceMs);
+    if (const auto latency = probe.finish()) latencies.push_back(*latency);
+  }
+  if (latencies.empty()) return settings;
+  std::sort(latencies.begin(), latencies.end());
+  settings.wake_latency_ns = latencies[latencies.size() / 2];
+  return settings;
 }
 
 }  // namespace
@@ -129,8 +153,8 @@ Status DispatcherImpl::make_pollers(const std::vector<Pool*>& pools) {
     auto memory = memory_for(i, Poller::memory_size(*place.group),
                              "the batch buffers of poller " + std::to_string(i));
     if (!memory) return memory.status();
-    pollers_.push_back(
-        std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_, callbacks_));
+    pollers_.push_back(std::make_unique<Poller>(i, *place.group, std::move(*memory), pools, port_,
+                                                callbacks_, config_.clock));
     for (const auto& worker : workers_) pollers_[i]->take_returns_from(worker->returns(i));
   }
   return {};
@@ -226,9 +250,10 @@ Status DispatcherImpl::check_cpus() const {
   return check({*config_.control_cpu}, "control_cpu");
 }
 
-/// A busy poller that shares its CPU would starve the worker that has the work (S6).
-bool DispatcherImpl::polls_beyond_cpus() const {
-  std::map<unsigned, std::uint32_t> pinned;
+/// A poller that polls on and on would starve the worker that has the work (S6).
+DispatcherImpl::Crowding DispatcherImpl::crowding() const {
+  Crowding found;
+  auto& pinned = found.pinned;
   const auto pin = [&](const std::vector<unsigned>& cpus, std::uint32_t index) {
     if (const auto cpu = round_robin(cpus, index)) ++pinned[*cpu];
   };
@@ -245,20 +270,24 @@ bool DispatcherImpl::polls_beyond_cpus() const {
   for (const unsigned cpu : allowed ? *allowed : std::vector<unsigned>{}) {
     room += pinned.contains(cpu) ? 0 : 1;
   }
-  const bool crowded = floating > room;
-  for (const PollerPlace& place : places_) {
-    if (place.group->wait != WaitMode::busy) continue;
-    const auto cpu = round_robin(place.group->cpus, place.index);
-    if (cpu ? pinned[*cpu] > 1 || crowded : crowded) return true;
-  }
-  return false;
+  found.crowded = floating > room;
+  return found;
+}
+
+bool DispatcherImpl::Crowding::shares(std::optional<unsigned> cpu) const {
+  const auto there = cpu ? pinned.find(*cpu) : pinned.end();
+  return crowded || (there != pinned.end() && there->second > 1);
 }
 
 Status DispatcherImpl::start_threads() {
   SLUICE_RETURN_IF_ERROR(check_cpus());
-  yield_when_busy_ = polls_beyond_cpus();
+  crowding_ = crowding();
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {
     const PollerPlace& place = places_[i];
+    if (crowding_.shares(round_robin(place.group->cpus, place.index))) {
+      pollers_[i]->give_way();
+      if (place.group->wait == WaitMode::busy) yield_when_busy_ = true;
+    }
     SLUICE_RETURN_IF_ERROR(start_thread(round_robin(place.group->thread_names, place.index)
                                             .value_or("sluice-poll-" + std::to_string(i)),
                                         [this, i] { run_poller(*pollers_[i], i); }));
@@ -298,7 +327,12 @@ void DispatcherImpl::run_poller(Poller& poller, std::uint32_t index) {
 }
 
 void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index) {
-  bind(round_robin(pool.config.cpus, index));
+  const auto cpu = round_robin(pool.config.cpus, index);
+  bind(cpu);
+  if (pool.config.spin == SpinMode::adaptive) {
+    spin_adaptively(worker, pool, crowding_.shares(cpu));
+    return;
+  }
   std::uint32_t searches = 0;
   while (!pool.parking.stopping()) {
     if (worker.run_once() > 0) {
@@ -309,6 +343,23 @@ void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index)
       worker.park();
       worker.finish_wait();
       searches = 0;
+    }
+  }
+}
+
+/// The same with a controller that learns how long to search.
+void DispatcherImpl::spin_adaptively(Worker& worker, Pool& pool, bool shares_cpu) {
+  WaitController controller(worker_spin(shares_cpu));
+  while (!pool.parking.stopping()) {
+    if (worker.run_once() > 0) {
+      if (controller.is_idle()) controller.worked(steady_ns());
+    } else if (controller.idle(steady_ns())) {
+      cpu_relax();
+    } else if (worker.prepare_to_wait()) {
+      controller.blocked(steady_ns());
+      worker.park();
+      controller.woke(steady_ns());
+      worker.finish_wait();
     }
   }
 }

@@ -88,6 +88,12 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   };
 
   /// Whose settings a poller has, and which of the group's it is.
+  /// Which threads share a CPU with another one.
+  struct Crowding {
+    std::map<unsigned, std::uint32_t> pinned;  ///< threads on each CPU that some are pinned to
+    bool crowded = false;  ///< those that are not pinned are more than have room
+    [[nodiscard]] bool shares(std::optional<unsigned> cpu) const;
+  };
   struct PollerPlace {
     const PollerConfig* group = nullptr;
     std::uint32_t index = 0;  ///< within the group
@@ -128,6 +134,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Status start_thread(std::string name, Body body);
   void run_poller(Poller& poller, std::uint32_t index);
   void run_worker(Worker& worker, Pool& pool, std::uint32_t index);
+  void spin_adaptively(Worker& worker, Pool& pool, bool shares_cpu);
   void run_control();
   [[nodiscard]] bool stopping() const noexcept {
     return stopping_.load(
@@ -135,7 +142,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   }
   void bind(std::optional<unsigned> cpu);
   [[nodiscard]] Status check_cpus() const;
-  [[nodiscard]] bool polls_beyond_cpus() const;
+  [[nodiscard]] Crowding crowding() const;
   void close_listeners();
   [[nodiscard]] std::string drain_all(std::chrono::steady_clock::time_point deadline);
   [[nodiscard]] std::string end_threads(std::chrono::steady_clock::time_point deadline);
@@ -152,6 +159,7 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<Control> control_;
   const std::uint32_t connections_max_;
+  Crowding crowding_;             ///< set before any thread starts
   bool yield_when_busy_ = false;  ///< more busy threads than CPUs (S6)
 
   std::atomic<bool> stopping_{false};

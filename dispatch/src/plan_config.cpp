@@ -16,6 +16,8 @@ PollerConfig poller_group(const topology::Plan& plan, const topology::PollerGrou
   PollerConfig config;
   config.name = group.name;
   config.wait = group.wait;
+  config.latency_target = group.latency_target;
+  config.cpu_cap = group.cpu_cap;
   config.batch_size = group.batch_size;
   if (group.completion_vectors) {
     config.completion_vectors.assign(group.completion_vectors->begin(),
@@ -45,6 +47,7 @@ PoolConfig pool_instance(const topology::Plan& plan, const topology::PlannedPool
   config.name = instance.name;
   if (instance.node != kNone) config.node = plan.machine.nodes()[instance.node].os_index;
   config.workers = static_cast<std::uint32_t>(instance.threads.size());
+  config.spin = settings->spin;
   config.spin_rounds = settings->spin_rounds;
   config.lanes = settings->lanes.value_or(0);
   for (const unsigned thread : instance.threads) {

@@ -23,17 +23,28 @@ constexpr std::uint32_t kColdCheckRounds = 16;
 constexpr std::chrono::microseconds kColdCheckInterval{10};
 /// Events that are taken in one go when a source turns cold: a channel of many CQs may queue more.
 constexpr std::uint32_t kEventsPerTurn = 64;
+/// Data of descriptors that are no source's; no source has these generations and slots.
 constexpr std::uint64_t kMailboxMark = ~std::uint64_t{0};
+constexpr std::uint64_t kProbeMark = kMailboxMark - 1;
 
 std::uint64_t mark_of(const SourceState& source) noexcept {
   return (std::uint64_t{source.generation} << 32) | source.slot;
+}
+
+WaitController::Settings controller_settings(std::uint32_t index, const PollerConfig& config) {
+  WaitController::Settings settings;
+  if (config.latency_target.count() > 0) settings.latency_target_ns = config.latency_target.count();
+  if (config.cpu_cap < 1) settings.cpu_cap = config.cpu_cap;
+  settings.seed = index + std::uint64_t{1};
+  return settings;
 }
 
 }  // namespace
 
 Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
                const std::vector<Pool*>& pools, ControlPort& control,
-               const DispatcherCallbacks& callbacks)
+               const DispatcherCallbacks& callbacks,
+               const std::function<std::chrono::steady_clock::time_point()>& clock)
     : index_(index),
       wait_(config.wait),
       hot_rounds_(config.hot_rounds),
@@ -44,6 +55,8 @@ Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMe
       callbacks_(callbacks),
       mailbox_(kMailboxCapacity),
       slots_(config.sources_max),
+      clock_(clock),
+      controller_(controller_settings(index, config)),
       batch_memory_(std::move(memory)) {
   hot_.reserve(config.sources_max);
   with_early_.reserve(config.sources_max);
@@ -75,7 +88,15 @@ Status Poller::open() {
     return {StatusCode::resource_exhausted,
             "poller " + std::to_string(index_) + " could not make its epoll descriptor", errno};
   }
+  event.data.u64 = kProbeMark;
+  // Without a timer the cost of a wake stays what it is guessed to be.
+  if (wait_ == WaitMode::adaptive && probe_.open())
+    ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, probe_.fd(), &event);
   return {};
+}
+
+void Poller::give_way() noexcept {
+  controller_.cap_limit(WaitController::kSharedLimitMax);
 }
 
 // --- a round
@@ -85,6 +106,7 @@ std::size_t Poller::run_once() {
   owner_.check("a poller is driven by one thread; another one called it");
   const InsideRound inside;
   count_.rounds.add();
+  if (just_woken_) pre_wake_workers();
   std::size_t work = take_commands();
   if (check_cold_now_ || ++rounds_since_cold_check_ >= kColdCheckRounds) check_cold_sources();
   if (!put_off_.empty()) [[unlikely]]
@@ -100,6 +122,8 @@ std::size_t Poller::run_once() {
   if (!with_early_.empty()) [[unlikely]]
     expire_early_completions();
   count_.hot_sources.set(hot_.size());
+  found_ = work > 0;
+  if (found_ && controller_.is_idle()) end_gap();
   return work;
 }
 
@@ -141,6 +165,7 @@ std::size_t Poller::poll_hot_sources() {
       ++i;  // else it left, and another took its place
   }
   short_of_buffers_ = put_off > 0 && put_off == hot_.size();
+  cooling_ = false;
   return brought;
 }
 
@@ -149,7 +174,7 @@ void Poller::found_empty(SourceState* source) {
     count_.empty_wakes.add();
     source->woken = false;
   }
-  if (wait_ == WaitMode::event && source->empty_rounds++ >= hot_rounds_) try_turn_cold(source);
+  if (turns_cold(source)) try_turn_cold(source);
 }
 
 void Poller::check_cold_sources() {
@@ -169,12 +194,8 @@ void Poller::check_cold_sources() {
       mailbox_.drain_fd();
       continue;
     }
-    const auto slot = static_cast<std::uint32_t>(event.data.u64);
-    const auto generation = static_cast<std::uint32_t>(event.data.u64 >> 32);
-    SourceState* const source = slots_[slot].source;
-    // The slot may have been reused since block(): such an event is stale, and no work.
-    if (source == nullptr || source->generation != generation || source->heat != Heat::cold)
-      continue;
+    SourceState* const source = cold_source_of(event);
+    if (source == nullptr) continue;  // stale, and no work
     if ((event.events & EPOLLIN) == 0) {
       fail(source, SourceFault::device_removed, 0);
       continue;
@@ -183,6 +204,39 @@ void Poller::check_cold_sources() {
     turn_hot(source);
   }
   ready_count_ = 0;
+  if (cooled_for_ns_ != 0) {
+    controller_.note_block_overhead(cooled_for_ns_ + steady_ns() - woken_at_ns_);
+    cooled_for_ns_ = 0;
+  }
+}
+
+/// The slot may have been reused since block(): nullptr, such an event is stale.
+SourceState* Poller::cold_source_of(const epoll_event& event) const noexcept {
+  if (event.data.u64 >= kProbeMark) return nullptr;
+  const auto slot = static_cast<std::uint32_t>(event.data.u64);
+  const auto generation = static_cast<std::uint32_t>(event.data.u64 >> 32);
+  SourceState* const source = slots_[slot].source;
+  return source != nullptr && source->generation == generation && source->heat == Heat::cold
+             ? source
+             : nullptr;
+}
+
+/// Of each pool that a cold source with an event belongs to, one: it wakes while this thread polls.
+void Poller::pre_wake_workers() noexcept {
+  just_woken_ = false;
+  if (ready_count_ == 0) {  // the host slept, on the descriptor
+    ready_count_ =
+        std::max(0, ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), 0));
+  }
+  const Pool* last = nullptr;
+  for (int i = 0; i < ready_count_; ++i) {
+    const epoll_event& event = ready_[static_cast<std::size_t>(i)];
+    const SourceState* const source = cold_source_of(event);
+    if (source == nullptr || (event.events & EPOLLIN) == 0) continue;
+    if (source->options.order == Order::inlined || source->pool == last) continue;
+    last = source->pool;
+    if (source->pool->parking.pre_wake()) count_.pre_wakes.add();
+  }
 }
 
 void Poller::retry_put_off() {
@@ -204,9 +258,52 @@ void Poller::retry_put_off() {
 // --- waiting
 // ---------------------------------------------------------------------------------------
 
+/// A source that was polled and is empty.
+bool Poller::turns_cold(SourceState* source) noexcept {
+  switch (wait_) {
+    case WaitMode::busy: return false;
+    case WaitMode::event: return source->empty_rounds++ >= hot_rounds_;
+    case WaitMode::adaptive:
+      // Empty rounds of all do not count: then it is the gap that decides, for all.
+      return cooling_ || (found_ && source->empty_rounds++ >= hot_rounds_);
+  }
+  return false;
+}
+
+/// After a round. The spin budget is asked about here and not in the round, since a host need not
+/// sleep at all.
+bool Poller::goes_on_spinning() noexcept {
+  if (found_) return true;
+  const std::int64_t now = now_ns();
+  if (controller_.idle(now)) return true;
+  if (hot_.empty() || short_of_buffers_) return false;
+  cooling_ = true;
+  cooling_since_ns_ = steady_ns();
+  return true;
+}
+
+/// A round has brought something: completions or a command, nothing else counts (S2).
+void Poller::end_gap() noexcept {
+  cooling_since_ns_ = 0;
+  controller_.worked(now_ns());
+  const WaitController::Counters& counters = controller_.counters();
+  count_.spins_found.set(counters.found_spinning);
+  count_.spun_ns.set(counters.spun_ns);
+  count_.spun_in_vain_ns.set(counters.wasted_ns);
+  count_.spin_capped.set(counters.capped);
+  count_.wake_cost_ns.set(static_cast<std::uint64_t>(controller_.wake_cost_ns()));
+  count_.spin_limit_ns.set(static_cast<std::uint64_t>(controller_.spin_limit_ns()));
+}
+
+std::int64_t Poller::now_ns() const {
+  if (!clock_) return steady_ns();
+  return std::chrono::nanoseconds(clock_().time_since_epoch()).count();
+}
+
 bool Poller::prepare_to_wait() {
   owner_.check("a poller is driven by one thread; another one wanted to wait for it");
   if (wait_ == WaitMode::busy) return false;
+  if (wait_ == WaitMode::adaptive && goes_on_spinning()) return false;
   if (!hot_.empty() && !short_of_buffers_) return false;
   if (!put_off_.empty() && !short_of_buffers_) return false;
   if (!mailbox_.prepare_to_sleep()) return false;
@@ -225,12 +322,26 @@ bool Poller::prepare_to_wait() {
   }
   asleep_.store(true, std::memory_order_seq_cst);
   count_.sleeps.add();
+  if (wait_ == WaitMode::adaptive) {
+    controller_.blocked(now_ns());
+    if (cooling_since_ns_ != 0) cooled_for_ns_ = steady_ns() - cooling_since_ns_;
+    cooling_since_ns_ = 0;
+  }
   return true;
 }
 
 void Poller::block() noexcept {
-  ready_count_ =
-      std::max(0, ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), -1));
+  for (;;) {  // bound: as many probes as a measurement takes; then there is none for a second
+    const bool probing = wait_ == WaitMode::adaptive && probe_.begin();
+    ready_count_ =
+        std::max(0, ::epoll_wait(epoll_fd_, ready_.data(), static_cast<int>(ready_.size()), -1));
+    if (!probing) return;
+    const auto latency_ns = probe_.finish();
+    if (latency_ns) controller_.note_wake_latency(*latency_ns);
+    const bool by_probe = ready_count_ == 1 && ready_[0].data.u64 == kProbeMark;
+    if (!by_probe) return;
+    ready_count_ = 0;
+  }
 }
 
 void Poller::finish_wait() {
@@ -239,8 +350,11 @@ void Poller::finish_wait() {
   starved_.store(false, std::memory_order_relaxed);
   asleep_.store(false, std::memory_order_seq_cst);  // before the look in note_wake()
   control_.note_wake();
-  check_cold_now_ = true;
+  check_cold_now_ = just_woken_ = true;
   count_.wakes.add();
+  if (wait_ != WaitMode::adaptive) return;
+  controller_.woke(now_ns());
+  woken_at_ns_ = steady_ns();
 }
 
 // --- commands
@@ -929,6 +1043,13 @@ PollerCounters Poller::counters() const noexcept {
   out.empty_wakes = count_.empty_wakes.get();
   out.turned_cold = count_.turned_cold.get();
   out.turned_hot = count_.turned_hot.get();
+  out.pre_wakes = count_.pre_wakes.get();
+  out.spins_found = count_.spins_found.get();
+  out.spun_ns = count_.spun_ns.get();
+  out.spun_in_vain_ns = count_.spun_in_vain_ns.get();
+  out.spin_capped = count_.spin_capped.get();
+  out.wake_cost_ns = count_.wake_cost_ns.get();
+  out.spin_limit_ns = count_.spin_limit_ns.get();
   out.backpressure = count_.backpressure.get();
   out.commands = count_.commands.get();
   out.early = count_.early.get();

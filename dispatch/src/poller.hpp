@@ -7,16 +7,19 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "control_port.hpp"
-#include "owner_thread.hpp"
 #include "pool.hpp"
 #include "sluice/core/mailbox.hpp"
+#include "sluice/core/owner_thread.hpp"
+#include "sluice/dispatch/wait_controller.hpp"
 #include "sluice/topology/memory.hpp"
 #include "state.hpp"
+#include "wake_probe.hpp"
 
 namespace sluice::detail {
 
@@ -44,9 +47,11 @@ struct PollerCommand {
 class Poller final : public Runnable {
  public:
   /// `memory` holds its batch buffers, memory_size() bytes, zeroed, aligned to a page.
+  /// `clock`: DispatcherConfig::clock.
   Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMemory memory,
          const std::vector<Pool*>& pools, ControlPort& control,
-         const DispatcherCallbacks& callbacks);
+         const DispatcherCallbacks& callbacks,
+         const std::function<std::chrono::steady_clock::time_point()>& clock);
   ~Poller() override;
   [[nodiscard]] static std::size_t memory_size(const PollerConfig& config) noexcept {
     return (std::size_t{config.batch_count} + 1) * sizeof(Batch);  // one to poll into
@@ -57,6 +62,8 @@ class Poller final : public Runnable {
   [[nodiscard]] Status open();  ///< makes the descriptors; once, before anything else
   /// Where workers will put batches of this poller that they are done with.
   void take_returns_from(SpmcRing<Parcel*>& ring) { returns_.push_back(&ring); }
+  /// It shares its CPU with other threads (S6): it soon gives way. Before it is driven.
+  void give_way() noexcept;
 
   // --- Runnable, for the owning thread ---------------------------------------------------------
   std::size_t run_once() override;
@@ -106,7 +113,8 @@ class Poller final : public Runnable {
   struct Counters {
     Counter rounds, polls, empty_polls, completions, batches, sleeps, wakes, events, empty_wakes,
         turned_cold, turned_hot, backpressure, commands, early, orphans, failed_sources, sources,
-        hot_sources;
+        hot_sources, pre_wakes, spins_found, spun_ns, spun_in_vain_ns, spin_capped, wake_cost_ns,
+        spin_limit_ns;
   };
 
   // The phases of a round.
@@ -116,6 +124,14 @@ class Poller final : public Runnable {
   void check_cold_sources();
   void retry_put_off();
   void expire_early_completions();
+
+  // Waiting.
+  [[nodiscard]] bool turns_cold(SourceState* source) noexcept;
+  [[nodiscard]] bool goes_on_spinning() noexcept;
+  void pre_wake_workers() noexcept;
+  [[nodiscard]] SourceState* cold_source_of(const epoll_event& event) const noexcept;
+  void end_gap() noexcept;
+  [[nodiscard]] std::int64_t now_ns() const;
 
   // Commands.
   void execute(const PollerCommand& command);
@@ -197,6 +213,17 @@ class Poller final : public Runnable {
   int ready_count_ = 0;
   bool short_of_buffers_ =
       false;  ///< every hot source was left alone in this round, for want of buffers
+
+  // Adaptive waiting.
+  const std::function<std::chrono::steady_clock::time_point()>& clock_;
+  WaitController controller_;
+  WakeProbe probe_;
+  bool found_ = false;       ///< the last round brought something
+  bool cooling_ = false;     ///< the next round turns cold what is empty, to sleep after it
+  bool just_woken_ = false;  ///< from a sleep; the next round knows from which
+  std::int64_t cooling_since_ns_ = 0;  ///< what of the way to sleep, and then back, costs time
+  std::int64_t cooled_for_ns_ = 0;
+  std::int64_t woken_at_ns_ = 0;
 
   topology::NodeMemory batch_memory_;
   std::vector<Parcel*> free_batches_;

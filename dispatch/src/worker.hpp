@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "control_port.hpp"
-#include "owner_thread.hpp"
 #include "poller.hpp"
 #include "pool.hpp"
+#include "sluice/core/owner_thread.hpp"
 #include "state.hpp"
 
 namespace sluice::detail {

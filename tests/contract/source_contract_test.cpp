@@ -344,8 +344,11 @@ TEST_P(SourceContract, SaysWhatItIs) {
   EXPECT_EQ(source_, under_test_->source()) << "two sources of the same CQ could have two owners";
 }
 
+/// Of sources whose completions can fail.
+using FailedCompletionContract = SourceContract;
+
 // Only wr_id, status, qp_num and vendor_err of a failed completion are valid.
-TEST_P(SourceContract, AFailedCompletionCarriesNothingThatIsNotValid) {
+TEST_P(FailedCompletionContract, AFailedCompletionCarriesNothingThatIsNotValid) {
   under_test_->produce(4);  // leave something behind that the failed ones could show
   poll_all(4);
   const std::uint32_t count = under_test_->fail();
@@ -372,7 +375,7 @@ TEST_P(SourceContract, AFailedCompletionCarriesNothingThatIsNotValid) {
 }
 
 // The device goes on with other completions of the source after one stream has failed.
-TEST_P(SourceContract, AFaultOfOneCompletionIsNoFaultOfTheSource) {
+TEST_P(FailedCompletionContract, AFaultOfOneCompletionIsNoFaultOfTheSource) {
   const std::uint32_t count = under_test_->fail();
   Collector collector(*source_);
   std::uint32_t failures = 0;
@@ -383,10 +386,15 @@ TEST_P(SourceContract, AFaultOfOneCompletionIsNoFaultOfTheSource) {
   EXPECT_TRUE(empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(EachKind, SourceContract,
-                         ::testing::Values(SourceKind::main_cq, SourceKind::receive_cq,
-                                           SourceKind::mixed_cq, SourceKind::srq_receive_cq,
-                                           SourceKind::shared_channel, SourceKind::verbs_group),
+const auto kDeviceKinds = ::testing::Values(SourceKind::main_cq, SourceKind::receive_cq,
+                                            SourceKind::mixed_cq, SourceKind::srq_receive_cq,
+                                            SourceKind::shared_channel, SourceKind::verbs_group);
+
+INSTANTIATE_TEST_SUITE_P(EachKind, SourceContract, kDeviceKinds,
+                         [](const auto& instance) { return name_of(instance.param); });
+INSTANTIATE_TEST_SUITE_P(Ring, SourceContract, ::testing::Values(SourceKind::uring_ring),
+                         [](const auto& instance) { return name_of(instance.param); });
+INSTANTIATE_TEST_SUITE_P(EachKind, FailedCompletionContract, kDeviceKinds,
                          [](const auto& instance) { return name_of(instance.param); });
 
 // --- what only some kinds have ------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Simulation {
     config.pollers[0].count = 1 + pick(3);
     config.pollers[0].batch_count = 2 + pick(8);
     config.pollers[0].hot_rounds = pick(4);
+    config.pollers[0].wait = pick(2) == 0 ? WaitMode::event : WaitMode::adaptive;
     config.pollers[0].sources_max = 16;
     config.pools[0].workers = 1 + pick(3);
     config.connections_max = 8 + pick(24);

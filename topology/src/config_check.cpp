@@ -40,6 +40,22 @@ void check_poller_count(const Config& config, Report& report) {
   }
 }
 
+/// What belongs to one mode says nothing in another: somebody has forgotten the mode.
+void check_waits(const Config& config, Report& report) {
+  const PollerGroup defaults;
+  const auto unused = [&](const PollerGroup& group, const std::string& key) {
+    const std::string path = "pollers." + group.name + ".wait." + key;
+    report.warning(config.origin_of(path), path,
+                   path + ": has no effect with mode \"" + to_string(group.wait) +
+                       "\"; it is for \"adaptive\"");
+  };
+  for (const PollerGroup& group : config.pollers) {
+    if (group.wait == WaitMode::adaptive) continue;
+    if (group.latency_target != defaults.latency_target) unused(group, "latency_target");
+    if (group.cpu_cap < defaults.cpu_cap) unused(group, "cpu_cap");
+  }
+}
+
 /// A key that names a group names one that there is.
 void check_reference(const Config& config, Report& report, const KeySpec& key, std::size_t group) {
   const std::string name = std::get<std::string>(key.get(config, group));
@@ -122,6 +138,7 @@ void check_lookalikes(const Config& config, Report& report) {
 
 void check_together(const Config& config, Report& report) {
   check_poller_count(config, report);
+  check_waits(config, report);
   check_references(config, report);
   check_routes(config, report);
   check_srqs(config, report);

@@ -169,20 +169,13 @@ void Reader::read_inner_table(Section section, std::size_t group, const Node& va
     assign(mode, group, value, origin_at(value.at));
     return;
   }
-  if (const Node* word = value.find("mode"); word != nullptr && word->text == "adaptive") {
-    // One clear word on the plan, none on the keys that belong to it.
-    assign(mode, group, *word, origin_at(word->at));
-    return;
-  }
   for (const Node& child : value.children) {
     if (const KeySpec* key = find_key(section, below + child.key)) {
       assign(*key, group, child, origin_at(child.at));
       continue;
     }
     report_.error(origin_at(child.key_at), path + '.' + shown(child.key),
-                  is_planned_wait_key(child.key)
-                      ? path + '.' + child.key + ": " + planned_wait_message()
-                      : unknown_key(section, child.key, path, below));
+                  unknown_key(section, child.key, path, below));
   }
 }
 

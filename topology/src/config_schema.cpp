@@ -24,7 +24,7 @@ auto& part(AnyConfig& config, [[maybe_unused]] std::size_t group) {
 
 template <typename T>
 Setting to_setting(const T& value) {
-  if constexpr (std::is_same_v<T, std::string>) {
+  if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, double>) {
     return value;
   } else if constexpr (std::is_same_v<T, std::chrono::nanoseconds>) {
     return static_cast<std::uint64_t>(value.count());
@@ -43,8 +43,8 @@ Setting to_setting(const std::optional<T>& value) {
 
 template <typename T>
 void from_setting(const Setting& setting, T& value) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    value = std::get<std::string>(setting);
+  if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, double>) {
+    value = std::get<T>(setting);
   } else if constexpr (std::is_same_v<T, std::chrono::nanoseconds>) {
     value = T(static_cast<typename T::rep>(std::get<std::uint64_t>(setting)));
   } else {
@@ -89,6 +89,7 @@ KeySpec key(const Traits& traits, std::string_view doc) {
 }
 
 constexpr std::uint64_t kMillion = 1U << 20;
+constexpr std::uint64_t kSecond = 1'000'000'000;
 constexpr std::uint64_t kHour = 3'600'000'000'000;
 
 void append_pollers(std::vector<KeySpec>& all) {
@@ -105,13 +106,23 @@ void append_pollers(std::vector<KeySpec>& all) {
       key<S, &PollerGroup::count>({"count", Kind::count, 1, kPollersMax, true},
                                   "Poller threads. All groups together have 64 at most."));
   all.push_back(key<S, &PollerGroup::wait>(
-      {"wait.mode", Kind::choice, 0, 0, false, {"busy", "event"}},
+      {"wait.mode", Kind::choice, 0, 0, false, {"busy", "event", "adaptive"}},
       "What a poller does when nothing completes. event: sleeps on the completion channels as soon "
       "as every CQ was seen empty. busy: polls without a pause; lowest latency, a whole core each. "
+      "adaptive: learns from the gaps how long to go on polling before it pays to sleep. "
       "wait = \"busy\" is short for it."));
   all.push_back(
       key<S, &PollerGroup::hot_rounds>({"wait.hot_rounds", Kind::count, 0, kMillion},
-                                       "Empty rounds before a source turns cold; of mode event."));
+                                       "Empty rounds before a source turns cold; of mode event, "
+                                       "and of adaptive while other sources bring something."));
+  all.push_back(key<S, &PollerGroup::latency_target>(
+      {"wait.latency_target", Kind::duration, 0, kSecond},
+      "What waiting may add to a completion, on average; of mode adaptive, which polls longer for "
+      "it, as far as cpu_cap lets it. \"0\": as long as it is worth its CPU time."));
+  all.push_back(key<S, &PollerGroup::cpu_cap>(
+      {"wait.cpu_cap", Kind::fraction},
+      "Of one CPU: a poller that was awake for more, in the last 100 ms, sleeps when it finds "
+      "nothing; of mode adaptive. 1.0: no cap."));
   all.push_back(key<S, &PollerGroup::batch_size>(
       {"batch_size", Kind::count, 1, 32},
       "Completions that are taken from a CQ at once. Fewer: sooner on their way; more: cheaper."));
@@ -137,8 +148,13 @@ void append_pools(std::vector<KeySpec>& all) {
   all.push_back(
       key<S, &PoolSettings::cpus>({"cpus", Kind::cpus, 0, 0, true},
                                   "Where they run; as for pollers. auto: beside the pollers."));
-  all.push_back(key<S, &PoolSettings::spin_rounds>({"spin_rounds", Kind::count, 0, kMillion},
-                                                   "Searches for work before a worker parks."));
+  all.push_back(key<S, &PoolSettings::spin>(
+      {"spin", Kind::choice, 0, 0, false, {"fixed", "adaptive"}},
+      "How long a worker searches for work before it parks. fixed: spin_rounds. adaptive: as long "
+      "as it pays, learnt from the gaps."));
+  all.push_back(
+      key<S, &PoolSettings::spin_rounds>({"spin_rounds", Kind::count, 0, kMillion},
+                                         "Searches for work before a worker parks; of fixed."));
   all.push_back(key<S, &PoolSettings::lanes>(
       {"lanes", Kind::count, 1, kMillion, true},
       "Connections whose order is kept at once, per node. auto: connections_max of [dispatcher]."));
@@ -320,6 +336,7 @@ std::string format(const KeySpec& key, const Setting& setting) {
     if (key.kind != Kind::choice) return std::to_string(*number);
     return *number < key.choices.size() ? toml_string(key.choices[*number]) : "\"unknown\"";
   }
+  if (const auto* fraction = std::get_if<double>(&setting)) return format_fraction(*fraction);
   if (const auto* text = std::get_if<std::string>(&setting)) {
     return key.kind == Kind::node && parse_whole_number(*text) ? *text : toml_string(*text);
   }
@@ -337,6 +354,7 @@ std::string expectation(const KeySpec& key) {
     case Kind::duration:
       return "a whole number with a unit, from \"0\" to " + format_duration(key.max) +
              ", such as \"200ms\"; units: ns, us, ms, s";
+    case Kind::fraction: return "a number from 0 to 1, such as 0.5";
     case Kind::choice: return listed(key.choices);
     case Kind::cpus:
       return "CPUs such as \"0-3,8\", places such as \"numa:1\" or \"l3:0.core:0-3\"" + or_auto;

@@ -37,6 +37,7 @@ enum class Kind : std::uint8_t {
   count,     ///< a whole number
   size,      ///< bytes: a number, or "4KiB"
   duration,  ///< "200ms"; a number of ns in a Setting
+  fraction,  ///< a number from 0 to 1
   choice,    ///< one of some words; its index in a Setting
   cpus,      ///< a place for threads
   device,    ///< an RDMA device's name
@@ -49,7 +50,7 @@ struct Auto {
   friend bool operator==(Auto, Auto) noexcept { return true; }
 };
 /// The value of any key. As `Kind` says; Auto for "auto" of what is no text.
-using Setting = std::variant<Auto, std::uint64_t, std::string, std::vector<std::uint32_t>>;
+using Setting = std::variant<Auto, std::uint64_t, double, std::string, std::vector<std::uint32_t>>;
 
 struct KeySpec {
   Section section;

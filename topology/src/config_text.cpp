@@ -195,6 +195,15 @@ std::string format_duration(std::uint64_t nanoseconds) {
   return '"' + std::to_string(nanoseconds / unit.factor) + std::string(unit.name) + '"';
 }
 
+std::string format_fraction(double fraction) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), fraction).ptr;
+  std::string number(text.data(), end);
+  // TOML tells a real number from a whole one by this.
+  if (number.find_first_of(".e") == std::string::npos) number += ".0";
+  return number;
+}
+
 std::optional<std::uint64_t> parse_size(std::string_view text) noexcept {
   return parse_with_unit(text, kSizes);
 }

@@ -35,6 +35,8 @@ inline constexpr std::uint64_t kCpuIndexMax = 1U << 20;
 /// "200ms" in ns; units ns, us, ms, s; "0" needs none. Nothing for anything else, or past 2^63.
 [[nodiscard]] std::optional<std::uint64_t> parse_duration(std::string_view text) noexcept;
 [[nodiscard]] std::string format_duration(std::uint64_t nanoseconds);
+/// The shortest number that reads back the same: 0.5, 1.0.
+[[nodiscard]] std::string format_fraction(double fraction);
 /// "4KiB" in bytes; units B, KiB, MiB, GiB.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text) noexcept;
 /// Quoted with a unit where that is exact, else the number.

@@ -32,7 +32,8 @@ Problem unfit(const KeySpec& key, const Node& value) {
   if (key.kind == Kind::choice) words.insert(words.end(), key.choices.begin(), key.choices.end());
   if (const auto word = nearest(value.text, words); !word.empty())
     message += "; did you mean \"" + word + "\"?";
-  else if (key.kind == Kind::count && parse_whole_number(value.text))
+  else if ((key.kind == Kind::count && parse_whole_number(value.text)) ||
+           (key.kind == Kind::fraction && value.text.starts_with("0.")))
     message += "; write it without quotes";
   return {message};
 }
@@ -54,11 +55,19 @@ Outcome number_setting(const KeySpec& key, const Node& value) {
   return unfit(key, value);
 }
 
+Outcome fraction_setting(const KeySpec& key, const Node& value) {
+  double number = -1;
+  if (value.kind == NodeKind::real) number = value.real;
+  if (value.kind == NodeKind::integer) number = static_cast<double>(value.integer);
+  const bool within_one = number >= 0 && number <= 1;  // not a number is neither
+  if (!within_one) return unfit(key, value);
+  return number == 0 ? 0.0 : number;  // -0.0 is 0
+}
+
 Outcome choice_setting(const KeySpec& key, const Node& value) {
   if (!is_string(value)) return unfit(key, value);
   const auto found = std::find(key.choices.begin(), key.choices.end(), value.text);
   if (found != key.choices.end()) return static_cast<std::uint64_t>(found - key.choices.begin());
-  if (key.name == "wait.mode" && value.text == "adaptive") return Problem{planned_wait_message()};
   return unfit(key, value);
 }
 
@@ -130,15 +139,6 @@ bool is_text_kind(Kind kind) noexcept {
 
 }  // namespace
 
-bool is_planned_wait_key(std::string_view name) noexcept {
-  return name == "latency_target" || name == "cpu_cap";
-}
-
-std::string planned_wait_message() {
-  return "waiting by mode \"adaptive\" (with latency_target and cpu_cap) is planned, and not "
-         "offered yet; use \"event\", or \"busy\" where latency matters more than a core";
-}
-
 std::variant<Setting, Problem> to_setting(const KeySpec& key, const Node& value) {
   const bool text_kind = is_text_kind(key.kind);
   if (key.auto_allowed && !text_kind && is_string(value) && value.text == kAuto) return Auto{};
@@ -146,6 +146,7 @@ std::variant<Setting, Problem> to_setting(const KeySpec& key, const Node& value)
     case Kind::count:
     case Kind::size:
     case Kind::duration: return number_setting(key, value);
+    case Kind::fraction: return fraction_setting(key, value);
     case Kind::choice: return choice_setting(key, value);
     case Kind::cpus: return cpus_setting(key, value);
     case Kind::device: return device_setting(key, value);

@@ -22,8 +22,4 @@ struct Problem {
 [[nodiscard]] std::variant<Node, Problem> parse_text_value(const KeySpec& key,
                                                            std::string_view text);
 
-/// wait = { mode = "adaptive" } and what belongs to it: planned, and not offered yet.
-[[nodiscard]] bool is_planned_wait_key(std::string_view name) noexcept;
-[[nodiscard]] std::string planned_wait_message();
-
 }  // namespace sluice::topology::configuration

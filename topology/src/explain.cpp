@@ -164,20 +164,25 @@ class Explainer {
   }
 
   void tell_shared_pu(const PlannedThread& thread) {
-    if (thread.role != ThreadRole::poller || wait_of(thread) != WaitMode::busy) return;
+    if (thread.role != ThreadRole::poller) return;
+    const PollerGroup* group = group_of(thread);
+    if (group == nullptr || group->wait == WaitMode::event) return;
     for (const PlannedThread* other : on_core_.at(pu(thread).core)) {
       if (other->name == thread.name || other->pu != thread.pu) continue;
-      give_up(thread.name + " polls busily on the PU of " + other->name +
-              ": busy polling gives way, it yields the CPU when it finds nothing");
+      give_up(group->wait == WaitMode::busy
+                  ? thread.name + " polls busily on the PU of " + other->name +
+                        ": busy polling gives way, it yields the CPU when it finds nothing"
+                  : thread.name + " is on the PU of " + other->name +
+                        ": it sleeps soon after it finds nothing, however fast completions come");
       return;
     }
   }
 
-  [[nodiscard]] WaitMode wait_of(const PlannedThread& thread) const {
+  [[nodiscard]] const PollerGroup* group_of(const PlannedThread& thread) const {
     for (const PollerGroup& group : plan_.config.pollers) {
-      if (group.name == thread.group) return group.wait;
+      if (group.name == thread.group) return &group;
     }
-    return WaitMode::event;
+    return nullptr;
   }
 
   void tell_notes() {
@@ -200,11 +205,30 @@ class Explainer {
       note(counted(plan_.cost.split_l3, "poller-worker pair") + " under two L3s");
     }
     for (const PlannedThread& thread : plan_.threads) {
-      if (thread.role != ThreadRole::poller || wait_of(thread) != WaitMode::busy) continue;
-      note(thread.name + " keeps PU " + std::to_string(thread.pu_os_index) +
-           " busy all the time: its wait mode is \"busy\"");
+      if (thread.role == ThreadRole::poller) tell_wait(thread);
     }
     tell_vectors();
+  }
+
+  /// S5: who keeps a CPU busy, and why.
+  void tell_wait(const PlannedThread& thread) {
+    const PollerGroup* group = group_of(thread);
+    if (group == nullptr || group->wait == WaitMode::event) return;
+    const std::string pu_name = "PU " + std::to_string(thread.pu_os_index);
+    if (group->wait == WaitMode::busy) {
+      plan_.notes.push_back(thread.name + " keeps " + pu_name +
+                            " busy all the time: its wait mode is \"busy\"");
+      return;
+    }
+    std::string text = thread.name + " keeps " + pu_name +
+                       " busy while completions come so fast that polling costs less than being "
+                       "woken, and sleeps otherwise: its wait mode is \"adaptive\"";
+    if (group->cpu_cap < 1) {
+      const double percent = 100 * group->cpu_cap;
+      text += "; beyond " + std::to_string(static_cast<int>(percent)) +
+              " % of the CPU in 100 ms it polls only for what is there";
+    }
+    plan_.notes.push_back(text);
   }
 
   /// R4: what can be said of completion vectors.

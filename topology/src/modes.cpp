@@ -14,7 +14,16 @@ const char* to_string(Order order) noexcept {
 }
 
 const char* to_string(WaitMode mode) noexcept {
-  return mode == WaitMode::busy ? "busy" : "event";
+  switch (mode) {
+    case WaitMode::busy: return "busy";
+    case WaitMode::event: return "event";
+    case WaitMode::adaptive: return "adaptive";
+  }
+  return "unknown";
+}
+
+const char* to_string(SpinMode mode) noexcept {
+  return mode == SpinMode::fixed ? "fixed" : "adaptive";
 }
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "sluice/core/uring/ring.hpp"
 #include "sluice/core/verbs/cq_group.hpp"
 #include "support/raw_link.hpp"
 
@@ -318,6 +319,34 @@ class VerbsGroup final : public SourceUnderTest {
   std::uint64_t arrived_ = 0;
 };
 
+/// Operations that do nothing, numbered by user_data: they complete while they are submitted.
+class UringRing final : public SourceUnderTest {
+ public:
+  std::shared_ptr<CompletionSource> source() override { return ring_; }
+  void produce_on(std::uint32_t) override {
+    io_uring_sqe* const sqe = require(ring_->prepare());
+    ::io_uring_prep_nop(sqe);
+    sqe->user_data = submitted_++;
+    require(ring_->submit());
+    ring_->release_thread();  // the next one may come from another thread
+  }
+  Item take(const ibv_wc& wc) override {
+    ring_->retire(std::span(&wc, 1));
+    const io_uring_cqe cqe = uring::to_cqe(wc);
+    if (cqe.res != 0 || cqe.flags != 0) throw std::runtime_error("a strange completion");
+    return {0, cqe.user_data};
+  }
+  void settle() override {}
+  std::uint32_t fail() override {
+    throw std::logic_error("a ring has no completion whose status is not success");
+  }
+
+ private:
+  const std::shared_ptr<uring::Ring> ring_ =
+      require(uring::Ring::create({.submissions = 16, .completions = 128}, "nops"));
+  std::uint64_t submitted_ = 0;
+};
+
 }  // namespace
 
 const char* name_of(SourceKind kind) {
@@ -328,6 +357,7 @@ const char* name_of(SourceKind kind) {
     case SourceKind::srq_receive_cq: return "SrqReceiveCq";
     case SourceKind::shared_channel: return "SharedChannel";
     case SourceKind::verbs_group: return "VerbsGroup";
+    case SourceKind::uring_ring: return "UringRing";
   }
   return "unknown";
 }
@@ -344,6 +374,7 @@ std::unique_ptr<SourceUnderTest> SourceUnderTest::make(SourceKind kind, const Si
     case SourceKind::srq_receive_cq: return std::make_unique<SrqReceiveCq>(site);
     case SourceKind::shared_channel: return std::make_unique<SharedChannel>(site);
     case SourceKind::verbs_group: return std::make_unique<VerbsGroup>(site);
+    case SourceKind::uring_ring: return std::make_unique<UringRing>();
   }
   throw std::logic_error("an unknown kind of source");
 }

@@ -9,7 +9,8 @@
 
 namespace sluice::contract {
 
-/// Every implementation of CompletionSource that a device feeds, and each role a CqSource has.
+/// Every implementation of CompletionSource that a device or kernel feeds, and each role a CqSource
+/// has.
 enum class SourceKind : std::uint8_t {
   main_cq,         ///< rpma: a connection's CQ; its completions are of writes
   receive_cq,      ///< rpma: a connection's receive CQ, with a ReceivePool
@@ -17,6 +18,7 @@ enum class SourceKind : std::uint8_t {
   srq_receive_cq,  ///< rpma: an SRQ's receive CQ, two connections
   shared_channel,  ///< rpma: a connection's CQ and receive CQ on one channel
   verbs_group,     ///< raw verbs: three queue pairs on the two CQs of a CqGroup
+  uring_ring,      ///< io_uring: its completions are of operations that do nothing
 };
 [[nodiscard]] const char* name_of(SourceKind kind);
 inline void PrintTo(SourceKind kind, std::ostream* out) {
@@ -44,7 +46,8 @@ class SourceUnderTest {
   virtual Item take(const ibv_wc& wc) = 0;
   /// Returns when all that was produced has surely left its sender.
   virtual void settle() = 0;
-  /// Makes at least one failed completion come out, and says how many at least.
+  /// Makes at least one failed completion come out, and says how many at least. (A ring has none:
+  /// what fails there has a status of success, and a negative result.)
   virtual std::uint32_t fail() = 0;
 
   static std::unique_ptr<SourceUnderTest> make(SourceKind kind, const Site& site);

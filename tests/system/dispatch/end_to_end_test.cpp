@@ -268,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(Receives::srq_cq, Receives::own_cq,
                                          Receives::shared_channel, Receives::main_cq),
                        ::testing::Values(Order::inlined, Order::none, Order::per_connection),
-                       ::testing::Values(WaitMode::event, WaitMode::busy)),
+                       ::testing::Values(WaitMode::event, WaitMode::busy, WaitMode::adaptive)),
     [](const auto& instance) {
       return name_of(std::get<0>(instance.param)) + "_" + to_string(std::get<1>(instance.param)) +
              "_" + to_string(std::get<2>(instance.param));

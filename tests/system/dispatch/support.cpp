@@ -10,20 +10,10 @@
 #include <fstream>
 
 namespace sluice::system_test {
-namespace {
-
-struct Message {
-  std::uint32_t tag;
-  std::uint32_t sequence;
-  std::uint64_t check;
-};
-static_assert(sizeof(Message) == kMessageSize);
 
 std::uint64_t check_of(std::uint32_t tag, std::uint32_t sequence) {
   return ((std::uint64_t{tag} << 32) | sequence) * 0x9E3779B97F4A7C15U;
 }
-
-}  // namespace
 
 // --- Stream
 // ----------------------------------------------------------------------------------------

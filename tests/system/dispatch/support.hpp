@@ -33,6 +33,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kDrainPatience{20};
 constexpr std::uint32_t kMessageSize = 16;
 
+/// What a Stream sends.
+struct Message {
+  std::uint32_t tag;
+  std::uint32_t sequence;
+  std::uint64_t check;  ///< check_of() the others
+};
+static_assert(sizeof(Message) == kMessageSize);
+[[nodiscard]] std::uint64_t check_of(std::uint32_t tag, std::uint32_t sequence);
+
 /// One direction of one connection: what is sent carries the stream's tag and a sequence number,
 /// what arrives is checked against it. The checks only count; tests judge the counts.
 class Stream {

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "sluice/core/uring/ring.hpp"
+#include "sluice/dispatch/uring.hpp"
 #include "sluice_test/dispatch_fixture.hpp"
 
 namespace {
@@ -192,6 +194,36 @@ TEST(AllocationsOfHeldCompletions, AreNone) {
   counting = false;
   EXPECT_EQ(allocations, 0u);
   EXPECT_EQ(dispatcher->counters().pollers[0].early, 40u * 30u);
+}
+
+TEST(AllocationsOfARing, AreNone) {
+  constexpr std::uint64_t kWarmUp = 1'000, kMany = 20'000;
+  auto dispatcher = start(small_config(1, WaitMode::event, Drive::host));
+  auto ring = uring::Ring::create({.submissions = 16, .completions = 32}, "ring");
+  ASSERT_TRUE(ring.ok()) << ring.status().to_string();
+  std::uint64_t handled = 0;
+  auto handle =
+      dispatcher->attach(*ring, {.order = Order::none},
+                         uring_handler([&](std::span<const io_uring_cqe> cqes,
+                                           const BatchInfo&) noexcept { handled += cqes.size(); }));
+  ASSERT_TRUE(handle.ok());
+  const auto flow = [&](std::uint64_t until) {
+    for (std::uint64_t made = handled; handled < until;) {
+      // Prepared until it is refused: that is data path, too.
+      for (io_uring_sqe* sqe = nullptr; (*ring)->try_prepare(std::span(&sqe, 1)); ++made) {
+        ::io_uring_prep_nop(sqe);
+      }
+      static_cast<void>((*ring)->submit());
+      while (handled < made) run_all_once(*dispatcher);
+    }
+  };
+  flow(kWarmUp);
+  allocations = 0;
+  counting = true;
+  flow(kWarmUp + kMany);
+  counting = false;
+  EXPECT_EQ(allocations, 0u);
+  detach_by_running(*dispatcher, **handle);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -45,6 +47,19 @@ TEST(DispatcherConfig, EachBadValueIsRefusedByFieldValueAndRange) {
       {"hot rounds",
        [](C& c) { c.pollers[0].hot_rounds = (1U << 20) + 1; },
        {"pollers.hot_rounds", "1048577", "1048576"}},
+      {"a latency target of more than a second",
+       [](C& c) { c.pollers[0].latency_target = std::chrono::milliseconds(1001); },
+       {"pollers.latency_target", "1001000000 ns", "1000000000 ns"}},
+      {"a latency target before the cause",
+       [](C& c) { c.pollers[0].latency_target = std::chrono::nanoseconds(-1); },
+       {"pollers.latency_target", "-1 ns"}},
+      {"a cap above one CPU",
+       [](C& c) { c.pollers[0].cpu_cap = 1.5; },
+       {"pollers.cpu_cap", "1.5", "between 0 and 1"}},
+      {"a cap below none", [](C& c) { c.pollers[0].cpu_cap = -0.5; }, {"pollers.cpu_cap", "-0.5"}},
+      {"a cap that is no number",
+       [](C& c) { c.pollers[0].cpu_cap = std::nan(""); },
+       {"pollers.cpu_cap", "nan"}},
       {"no sources",
        [](C& c) { c.pollers[0].sources_max = 0; },
        {"pollers.sources_max", " 0;", "1"}},

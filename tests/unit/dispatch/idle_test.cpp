@@ -21,8 +21,13 @@ std::chrono::microseconds cpu_time() {
 }
 
 // S1: an idle service burns whole cores.
-TEST(Idle, AThousandSourcesOnThreePollersUseUnderOnePercentOfACore) {
-  DispatcherConfig config = small_config(4);
+class Idle : public ::testing::TestWithParam<WaitMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, Idle, ::testing::Values(WaitMode::event, WaitMode::adaptive),
+                         [](const auto& param) { return std::string(to_string(param.param)); });
+
+TEST_P(Idle, AThousandSourcesOnThreePollersUseUnderOnePercentOfACore) {
+  DispatcherConfig config = small_config(4, GetParam());
+  if (GetParam() == WaitMode::adaptive) config.pools[0].spin = SpinMode::adaptive;
   config.pollers[0].count = 3;
   config.pollers[0].sources_max = 400;
   auto dispatcher = start(config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "owner_thread.hpp"
+#include "sluice/core/owner_thread.hpp"
 
 #include <gtest/gtest.h>
 

@@ -45,6 +45,20 @@ TEST(PlannedConfig, NamesCpusNodesAndThreadsOfEveryPoller) {
   EXPECT_TRUE(dispatch.validate().ok()) << dispatch.validate().to_string();
 }
 
+TEST(PlannedConfig, CarriesHowPollersAndWorkersWait) {
+  Config config;
+  config.pollers[0].wait = WaitMode::adaptive;
+  config.pollers[0].latency_target = std::chrono::microseconds(20);
+  config.pollers[0].cpu_cap = 0.5;
+  config.pools[0].spin = SpinMode::adaptive;
+  const DispatcherConfig dispatch = planned(two_nics(), config);
+  EXPECT_EQ(dispatch.pollers.at(0).wait, WaitMode::adaptive);
+  EXPECT_EQ(dispatch.pollers.at(0).latency_target, std::chrono::microseconds(20));
+  EXPECT_EQ(dispatch.pollers.at(0).cpu_cap, 0.5);
+  EXPECT_EQ(dispatch.pools.at(0).spin, SpinMode::adaptive);
+  EXPECT_TRUE(dispatch.validate().ok()) << dispatch.validate().to_string();
+}
+
 TEST(PlannedConfig, SplitsAPoolByNodeAndValidates) {
   const DispatcherConfig dispatch = planned(two_nics(), Config{});
   ASSERT_EQ(dispatch.pools.size(), 2U);

@@ -38,7 +38,9 @@ class Routing : public ::testing::TestWithParam<Mode> {
 INSTANTIATE_TEST_SUITE_P(Modes, Routing,
                          ::testing::Values(Mode{Drive::own_threads, WaitMode::event},
                                            Mode{Drive::own_threads, WaitMode::busy},
+                                           Mode{Drive::own_threads, WaitMode::adaptive},
                                            Mode{Drive::host, WaitMode::event},
+                                           Mode{Drive::host, WaitMode::adaptive},
                                            Mode{Drive::host, WaitMode::busy}),
                          name_of);
 

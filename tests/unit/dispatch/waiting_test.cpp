@@ -18,10 +18,14 @@ namespace {
 using Point = SyntheticSource::Point;
 
 /// A host-driven dispatcher of one poller and one worker, stepped by this thread.
-class Waiting : public ::testing::Test {
+class Waiting : public ::testing::TestWithParam<WaitMode> {
  protected:
   explicit Waiting(std::uint32_t hot_rounds = 4) {
-    config_ = small_config(1, WaitMode::event, Drive::host);
+    config_ = small_config(1, GetParam(), Drive::host);
+    config_.clock = [this] {
+      now_ += std::chrono::microseconds(1);
+      return now_;
+    };
     config_.pollers[0].hot_rounds = hot_rounds;
   }
   void SetUp() override { begin(); }
@@ -69,13 +73,34 @@ class Waiting : public ::testing::Test {
     FAIL() << "never quiet";
   }
 
+  std::chrono::steady_clock::time_point now_{std::chrono::seconds(1)};  ///< a microsecond per look
   DispatcherConfig config_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::uint64_t handled_ = 0;
 };
 
+std::string wait_name(const ::testing::TestParamInfo<WaitMode>& info) {
+  return to_string(info.param);
+}
+const auto kModesThatSleep = ::testing::Values(WaitMode::event, WaitMode::adaptive);
+INSTANTIATE_TEST_SUITE_P(Modes, Waiting, kModesThatSleep, wait_name);
+
+/// With threads of its own. Where pollers are adaptive, workers are, too.
+class WaitingWithThreads : public ::testing::TestWithParam<WaitMode> {
+ protected:
+  static DispatcherConfig threads_config(std::uint32_t workers) {
+    DispatcherConfig config = small_config(workers, GetParam());
+    if (GetParam() == WaitMode::adaptive) config.pools[0].spin = SpinMode::adaptive;
+    return config;
+  }
+};
+class WaitingThreads : public WaitingWithThreads {};
+class WaitingFaults : public WaitingWithThreads {};
+INSTANTIATE_TEST_SUITE_P(Modes, WaitingThreads, kModesThatSleep, wait_name);
+INSTANTIATE_TEST_SUITE_P(Modes, WaitingFaults, kModesThatSleep, wait_name);
+
 // W1: two completions arrive for one event; both are drained; the next wait finds none.
-TEST_F(Waiting, AnEmptyWakeIsNormalAndCounted) {
+TEST_P(Waiting, AnEmptyWakeIsNormalAndCounted) {
   auto source = std::make_shared<SyntheticSource>();
   attach(source);
   run_and_sleep_until_quiet();
@@ -98,7 +123,7 @@ TEST_F(Waiting, AnEmptyWakeIsNormalAndCounted) {
 
 // W1 by the other way: both completions of one event are taken while the source is hot; the event
 // is still queued when it turns cold.
-TEST_F(Waiting, AnEventWhoseCompletionsAreGoneIsConsumedBeforeSleeping) {
+TEST_P(Waiting, AnEventWhoseCompletionsAreGoneIsConsumedBeforeSleeping) {
   auto source = std::make_shared<SyntheticSource>();
   attach(source);
   poller().run_once();
@@ -111,7 +136,7 @@ TEST_F(Waiting, AnEventWhoseCompletionsAreGoneIsConsumedBeforeSleeping) {
 }
 
 // W2: the completion is there before the first wait.
-TEST_F(Waiting, WhatCompletedBeforeTheAttachIsDelivered) {
+TEST_P(Waiting, WhatCompletedBeforeTheAttachIsDelivered) {
   auto source = std::make_shared<SyntheticSource>();
   ASSERT_TRUE(source->complete(1, 1));
   ASSERT_TRUE(source->complete(1, 2));
@@ -121,7 +146,7 @@ TEST_F(Waiting, WhatCompletedBeforeTheAttachIsDelivered) {
 }
 
 // W4: poll budget used up (32 of 100 taken), then the loop sleeps.
-TEST_F(Waiting, ABurstBeyondTheBatchIsDeliveredWithoutASleepInBetween) {
+TEST_P(Waiting, ABurstBeyondTheBatchIsDeliveredWithoutASleepInBetween) {
   auto source = std::make_shared<SyntheticSource>();
   attach(source);
   run_and_sleep_until_quiet();
@@ -136,7 +161,7 @@ TEST_F(Waiting, ABurstBeyondTheBatchIsDeliveredWithoutASleepInBetween) {
   EXPECT_EQ(handled_, 100u);
 }
 
-TEST_F(Waiting, ABurstBeyondTheBatchWithNoHotRoundsIsDeliveredToo) {
+TEST_P(Waiting, ABurstBeyondTheBatchWithNoHotRoundsIsDeliveredToo) {
   config_.pollers[0].hot_rounds = 0;
   begin();
   auto source = std::make_shared<SyntheticSource>();
@@ -150,7 +175,7 @@ TEST_F(Waiting, ABurstBeyondTheBatchWithNoHotRoundsIsDeliveredToo) {
 
 // W5: no window in which a completion can slip in unseen: one arrives at each point of the way to
 // sleep in turn, and nothing comes after it that could wake anybody.
-TEST_F(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
+TEST_P(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
   for (const Order order : {Order::inlined, Order::none, Order::per_connection}) {
     bool reached = true;
     for (int window = 0; reached && window < 200; ++window) {
@@ -185,9 +210,9 @@ TEST_F(Waiting, ACompletionInAnyWindowOfTurningColdIsDelivered) {
 
 // W5 with threads: completions one by one, each after the last was handled, at ever different
 // distances from the poller's way to sleep.
-TEST(WaitingThreads, CompletionsInAnyWindowAreDeliveredUnderHammering) {
+TEST_P(WaitingThreads, CompletionsInAnyWindowAreDeliveredUnderHammering) {
   for (const std::uint32_t hot_rounds : {0U, 1U, 64U}) {
-    DispatcherConfig config = small_config(1);
+    DispatcherConfig config = threads_config(1);
     config.pollers[0].hot_rounds = hot_rounds;
     config.pools[0].spin_rounds = hot_rounds;
     auto dispatcher = start(config);
@@ -208,12 +233,12 @@ TEST(WaitingThreads, CompletionsInAnyWindowAreDeliveredUnderHammering) {
 }
 
 // W7: a signal interrupts the wait.
-TEST(WaitingThreads, SignalsInterruptEveryWaitAndNothingIsLost) {
+TEST_P(WaitingThreads, SignalsInterruptEveryWaitAndNothingIsLost) {
   struct sigaction quiet {};
   quiet.sa_handler = [](int) {};  // no SA_RESTART: the waits do end
   struct sigaction before {};
   ASSERT_EQ(::sigaction(SIGUSR1, &quiet, &before), 0);
-  DispatcherConfig config = small_config(2);
+  DispatcherConfig config = threads_config(2);
   config.pollers[0].hot_rounds = 1;
   config.pools[0].spin_rounds = 1;
   auto dispatcher = start(config);
@@ -249,7 +274,7 @@ TEST(WaitingThreads, SignalsInterruptEveryWaitAndNothingIsLost) {
 }
 
 // W8: re-arming fails.
-TEST(WaitingFaults, AFailedRearmIsReportedAndTheSourcePolledForGood) {
+TEST_P(WaitingFaults, AFailedRearmIsReportedAndTheSourcePolledForGood) {
   std::atomic<int> reports{0};
   std::atomic<SourceId> about{SourceId::none};
   DispatcherCallbacks callbacks;
@@ -260,7 +285,7 @@ TEST(WaitingFaults, AFailedRearmIsReportedAndTheSourcePolledForGood) {
     about = id;
     ++reports;
   };
-  DispatcherConfig config = small_config(1);
+  DispatcherConfig config = threads_config(1);
   config.pollers[0].hot_rounds = 2;
   auto dispatcher = start(config, callbacks);
   auto source = std::make_shared<SyntheticSource>(64, "lame");
@@ -286,14 +311,14 @@ TEST(WaitingFaults, AFailedRearmIsReportedAndTheSourcePolledForGood) {
   EXPECT_TRUE(report->clean);
 }
 
-TEST(WaitingFaults, AFailedPollIsReportedAndTheSourceLeftAlone) {
+TEST_P(WaitingFaults, AFailedPollIsReportedAndTheSourceLeftAlone) {
   std::atomic<int> reports{0};
   DispatcherCallbacks callbacks;
   callbacks.on_source_failed = [&](SourceId, const Status& status) {
     EXPECT_NE(status.message().find("poll_failed"), std::string::npos) << status.message();
     ++reports;
   };
-  auto dispatcher = start(small_config(1), callbacks);
+  auto dispatcher = start(threads_config(1), callbacks);
   auto broken = std::make_shared<SyntheticSource>(), sound = std::make_shared<SyntheticSource>();
   std::atomic<std::uint64_t> handled{0};
   const auto handler = [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
@@ -334,9 +359,9 @@ TEST(WaitingOwner, ASecondAttachOfOneSourceIsRefused) {
 }
 
 // W9: shutdown while every poller sleeps and no completion will ever come.
-TEST(WaitingThreads, StopReturnsAtOnceWhileEverythingSleeps) {
+TEST_P(WaitingThreads, StopReturnsAtOnceWhileEverythingSleeps) {
   for (int i = 0; i < 50; ++i) {
-    DispatcherConfig config = small_config(4);
+    DispatcherConfig config = threads_config(4);
     config.pollers[0].count = 3;
     config.pollers[0].hot_rounds = 1;
     config.pools[0].spin_rounds = 1;
@@ -357,9 +382,9 @@ TEST(WaitingThreads, StopReturnsAtOnceWhileEverythingSleeps) {
 }
 
 // W9 without waiting for the sleep first: the stop meets the threads on their way there.
-TEST(WaitingThreads, TwoHundredStartsAndStopsEndAtOnce) {
+TEST_P(WaitingThreads, TwoHundredStartsAndStopsEndAtOnce) {
   for (int i = 0; i < 200; ++i) {
-    DispatcherConfig config = small_config(2);
+    DispatcherConfig config = threads_config(2);
     config.pollers[0].hot_rounds = 1;
     config.pools[0].spin_rounds = static_cast<std::uint32_t>(i % 3);
     config.stall_threshold = std::chrono::milliseconds(0);
@@ -378,7 +403,7 @@ TEST(WaitingThreads, TwoHundredStartsAndStopsEndAtOnce) {
 }
 
 // S2: something counts as work that is none (a stale event); idling never starts.
-TEST_F(Waiting, StaleWakesAreNoWorkAndThePollerGoesBackToSleep) {
+TEST_P(Waiting, StaleWakesAreNoWorkAndThePollerGoesBackToSleep) {
   std::vector<std::shared_ptr<SyntheticSource>> sources;
   for (int i = 0; i < 5; ++i) attach(sources.emplace_back(std::make_shared<SyntheticSource>()));
   run_and_sleep_until_quiet();
@@ -394,11 +419,11 @@ TEST_F(Waiting, StaleWakesAreNoWorkAndThePollerGoesBackToSleep) {
 }
 
 // S3: under steady traffic the idle branch never runs, and with it no housekeeping.
-TEST(WaitingThreads, CommandsAndControlRunUnderSteadyTraffic) {
+TEST_P(WaitingThreads, CommandsAndControlRunUnderSteadyTraffic) {
   for (const Order order : {Order::inlined, Order::none, Order::per_connection}) {
     SCOPED_TRACE(to_string(order));
     std::atomic<bool> end{false};
-    auto dispatcher = start(small_config(1));
+    auto dispatcher = start(threads_config(1));
     auto busy = std::make_shared<SyntheticSource>(512);
     // The source refills itself: the poller is never without work.
     SyntheticSource* const self = busy.get();
@@ -433,9 +458,9 @@ TEST(WaitingThreads, CommandsAndControlRunUnderSteadyTraffic) {
   }
 }
 
-TEST(WaitingThreads, AColdSourceIsSeenUnderAnothersSteadyTraffic) {
+TEST_P(WaitingThreads, AColdSourceIsSeenUnderAnothersSteadyTraffic) {
   std::atomic<bool> end{false};
-  auto dispatcher = start(small_config(1));
+  auto dispatcher = start(threads_config(1));
   auto busy = std::make_shared<SyntheticSource>(512), cold = std::make_shared<SyntheticSource>();
   SyntheticSource* const self = busy.get();
   busy->set_hook([self, &end](Point point) {
@@ -457,7 +482,7 @@ TEST(WaitingThreads, AColdSourceIsSeenUnderAnothersSteadyTraffic) {
 }
 
 // S5: one part that cannot sleep keeps its poller awake, and it shows.
-TEST_F(Waiting, ASourceThatCannotBeWaitedForKeepsItsPollerAwake) {
+TEST_P(Waiting, ASourceThatCannotBeWaitedForKeepsItsPollerAwake) {
   auto source = std::make_shared<SyntheticSource>();
   source->forbid_waiting();
   auto handle = attach(source);

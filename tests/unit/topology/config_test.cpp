@@ -204,6 +204,37 @@ TEST(ConfigFile, WaitIsAWordOrATable) {
   const Config table = taken(read("[pollers.p]\nwait = { hot_rounds = 3 }\n"));
   EXPECT_EQ(table.pollers[0].wait, WaitMode::event);
   EXPECT_EQ(table.pollers[0].hot_rounds, 3U);
+  EXPECT_EQ(taken(read("[pollers.p]\nwait = \"adaptive\"\n")).pollers[0].wait, WaitMode::adaptive);
+}
+
+TEST(ConfigFile, AdaptiveWaitingHasATargetAndACap) {
+  const Config defaults = taken(read("[pollers.p]\nwait = \"adaptive\"\n"));
+  EXPECT_EQ(defaults.pollers[0].latency_target, 0ns);
+  EXPECT_EQ(defaults.pollers[0].cpu_cap, 1.0);
+  EXPECT_EQ(value_of(defaults, "pollers.p.wait.latency_target"), "\"0\"");
+  EXPECT_EQ(value_of(defaults, "pollers.p.wait.cpu_cap"), "1.0");
+  const Config config = taken(read(
+      "[pollers.p]\nwait = { mode = \"adaptive\", latency_target = \"20us\", cpu_cap = 0.5 }\n"));
+  EXPECT_EQ(config.pollers[0].wait, WaitMode::adaptive);
+  EXPECT_EQ(config.pollers[0].latency_target, 20us);
+  EXPECT_EQ(config.pollers[0].cpu_cap, 0.5);
+  EXPECT_EQ(value_of(config, "pollers.p.wait.cpu_cap"), "0.5");
+  EXPECT_THAT(config.to_toml(true),
+              AllOf(HasSubstr("wait.mode = \"adaptive\"  # sluice.toml:2"),
+                    HasSubstr("wait.latency_target = \"20us\"  # sluice.toml:2"),
+                    HasSubstr("wait.cpu_cap = 0.5  # sluice.toml:2")));
+  for (const char* none : {"0", "0.0", "-0.0"}) {
+    const Config zero = taken(
+        read("[pollers.p]\nwait = { mode = \"adaptive\", cpu_cap = " + std::string(none) + " }\n"));
+    EXPECT_EQ(value_of(zero, "pollers.p.wait.cpu_cap"), "0.0");
+  }
+  const Config small = taken(read("[pollers.p]\nwait = { mode = \"adaptive\", cpu_cap = 1e-7 }\n"));
+  EXPECT_EQ(taken(read(small.to_toml(false))).pollers[0].cpu_cap, 1e-7);
+}
+
+TEST(ConfigFile, AWorkersSpinIsFixedOrAdaptive) {
+  EXPECT_EQ(taken(read("[pools.p]\n")).pools[0].spin, SpinMode::fixed);
+  EXPECT_EQ(taken(read("[pools.p]\nspin = \"adaptive\"\n")).pools[0].spin, SpinMode::adaptive);
 }
 
 // ---- what is wrong in a file
@@ -384,15 +415,45 @@ TEST(ConfigErrors, NamesOfGroupsHaveARule) {
     EXPECT_THAT(only_error(read("[pools." + bad + "]\n")), HasSubstr("is no name for a group"));
 }
 
-TEST(ConfigErrors, AdaptiveWaitingIsPlannedAndSaidOnce) {
-  for (const char* text :
-       {"[pollers.p]\nwait = { mode = \"adaptive\", latency_target = \"20us\", cpu_cap = 0.5 }\n",
-        "[pollers.p]\nwait = \"adaptive\"\n", "[pollers.p.wait]\ncpu_cap = 0.5\n"})
-    EXPECT_THAT(only_error(read(text)),
-                AllOf(HasSubstr("planned, and not offered yet"), HasSubstr("use \"event\"")))
-        << text;
-  EXPECT_THAT(only_error(read_flag("pollers.p.wait", "{ mode = \"adaptive\", cpu_cap = 0.5 }")),
-              HasSubstr("not offered yet"));
+TEST(ConfigErrors, TheCpuCapIsAFractionOfOneCpu) {
+  const std::string front = "[pollers.p]\nwait = { mode = \"adaptive\", cpu_cap = ";
+  for (const char* bad : {"1.01", "-0.1", "2", "-1", "nan", "inf", "-inf", "true", "[0.5]",
+                          "\"half\"", "\"auto\"", "9223372036854775807", "50"})
+    EXPECT_THAT(only_error(read(front + bad + " }\n")),
+                AllOf(HasSubstr("sluice.toml:2:39"), HasSubstr("pollers.p.wait.cpu_cap"),
+                      HasSubstr("a number from 0 to 1, such as 0.5")))
+        << bad;
+  EXPECT_THAT(only_error(read(front + "\"0.5\" }\n")), HasSubstr("write it without quotes"));
+}
+
+TEST(ConfigErrors, TheLatencyTargetIsADurationOfAtMostASecond) {
+  const std::string front = "[pollers.p]\nwait = { mode = \"adaptive\", latency_target = ";
+  for (const char* bad :
+       {"20", "\"20\"", "\"1001ms\"", "\"-1us\"", "\"20 us.\"", "0.5", "\"auto\""})
+    EXPECT_THAT(
+        only_error(read(front + bad + " }\n")),
+        AllOf(HasSubstr("pollers.p.wait.latency_target"), HasSubstr("from \"0\" to \"1s\"")))
+        << bad;
+}
+
+TEST(ConfigErrors, KeysOfAdaptiveWaitingHaveTheirNamesAndPlaces) {
+  EXPECT_THAT(only_error(read("[pollers.p]\ncpu_cap = 0.5\n")), HasSubstr("write wait.cpu_cap"));
+  EXPECT_THAT(only_error(read("[pollers.p]\nwait = { mode = \"adaptive\", cpu_cup = 0.5 }\n")),
+              HasSubstr("did you mean 'cpu_cap'"));
+  EXPECT_THAT(only_error(read("[pollers.p]\nwait = \"adaptve\"\n")),
+              HasSubstr("did you mean \"adaptive\"?"));
+  EXPECT_THAT(only_error(read("[pools.p]\nspin = \"busy\"\n")),
+              HasSubstr("\"fixed\" or \"adaptive\""));
+}
+
+TEST(ConfigErrors, WhatBelongsToAdaptiveWaitingIsSaidToBeUnusedInOtherModes) {
+  EXPECT_EQ(only_warning(read("[pollers.p.wait]\ncpu_cap = 0.5\n")),
+            "sluice.toml:2:11: warning: pollers.p.wait.cpu_cap: has no effect with mode \"event\"; "
+            "it is for \"adaptive\"");
+  EXPECT_THAT(
+      only_warning(read("[pollers.p]\nwait = { mode = \"busy\", latency_target = \"1us\" }\n")),
+      HasSubstr("has no effect with mode \"busy\""));
+  (void)taken(read("[pollers.p]\nwait = { cpu_cap = 1, latency_target = \"0\" }\n"));
 }
 
 TEST(ConfigErrors, MoreThan64PollersInAllAreTooMany) {
@@ -544,7 +605,7 @@ TEST(ConfigPrecedence, TheLastOfTwoFlagsWins) {
 TEST(ConfigEnvironment, ReachesEveryKey) {
   const std::string file = "[pollers.a-b]\n[pools.a-b]\n[srq.a-b]\n[routes.a-b]\n";
   const auto values = taken(read(file)).values();
-  ASSERT_THAT(values, SizeIs(29));
+  ASSERT_THAT(values, SizeIs(32));
   for (const auto& [path, value] : values) {
     std::string name = "SLUICE_";
     for (const char c : path)
@@ -731,9 +792,9 @@ TEST(ConfigWriting, AFileNameCannotBreakOutOfAComment) {
 TEST(ConfigWriting, ValuesAreInTheOrderOfTheDocumentation) {
   std::vector<std::string> paths;
   for (const auto& [path, value] : Config{}.values()) paths.push_back(path);
-  ASSERT_THAT(paths, SizeIs(20));
+  ASSERT_THAT(paths, SizeIs(23));
   EXPECT_EQ(paths.front(), "pollers.default.device");
-  EXPECT_EQ(paths[9], "pools.default.workers");
+  EXPECT_EQ(paths[11], "pools.default.workers");
   EXPECT_EQ(paths.back(), "dispatcher.housekeeping_cpus");
   EXPECT_EQ(value_of(Config{}, "dispatcher.stall_threshold"), "\"200ms\"");
   EXPECT_EQ(value_of(Config{}, "dispatcher.connections_max"), "\"auto\"");
@@ -780,7 +841,11 @@ void fill_groups(Config& config) {
     group.device = *rc::gen::element<std::string>("auto", "mlx5_0", "rxe0");
     group.cpus = some_cpus();
     group.count = maybe(number(1, 16));
-    group.wait = *rc::gen::element(WaitMode::busy, WaitMode::event);
+    group.wait = *rc::gen::element(WaitMode::busy, WaitMode::event, WaitMode::adaptive);
+    if (group.wait == WaitMode::adaptive) {
+      group.latency_target = std::chrono::nanoseconds(*number(0, 1'000'000'000));
+      group.cpu_cap = *number(0, 1'000'000) / 1e6;
+    }
     group.hot_rounds = *number(0, 1 << 20);
     group.batch_size = *number(1, 32);
     group.batch_count = *number(2, 65536);
@@ -794,6 +859,7 @@ void fill_groups(Config& config) {
     pool.workers = maybe(number(1, 58));
     pool.nodes = *rc::gen::element(PoolNodes::pollers, PoolNodes::all, PoolNodes::any);
     pool.cpus = some_cpus();
+    pool.spin = *rc::gen::element(SpinMode::fixed, SpinMode::adaptive);
     pool.spin_rounds = *number(0, 1 << 20);
     pool.lanes = maybe(number(1, 1 << 20));
   }

@@ -176,6 +176,21 @@ TEST(Place, WhoKeepsACoreBusyIsSaid) {  // S5
   config.pollers[0].wait = WaitMode::busy;
   EXPECT_TRUE(mentions(placed(machine_of("core:4 pu:1"), config).notes, "busy all the time"));
   EXPECT_FALSE(mentions(placed(machine_of("core:4 pu:1")).notes, "busy all the time"));
+  config.pollers[0].wait = WaitMode::adaptive;
+  const auto adaptive = placed(machine_of("core:4 pu:1"), config).notes;
+  EXPECT_FALSE(mentions(adaptive, "busy all the time"));
+  EXPECT_TRUE(mentions(adaptive, "and sleeps otherwise: its wait mode is \"adaptive\""));
+  EXPECT_FALSE(mentions(adaptive, "% of the CPU"));
+  config.pollers[0].cpu_cap = 0.25;
+  EXPECT_TRUE(mentions(placed(machine_of("core:4 pu:1"), config).notes, "beyond 25 % of the CPU"));
+}
+
+TEST(Place, AnAdaptivePollerThatSharesItsPuSleepsSoon) {  // S6
+  Config config;
+  config.pollers[0].wait = WaitMode::adaptive;
+  const Plan plan = placed(machine_of("core:4 pu:2").with_affinity(cpus("3")), config);
+  expect_sound(plan);
+  EXPECT_TRUE(mentions(plan.degraded, "it sleeps soon after it finds nothing"));
 }
 
 TEST(Place, WorkersGatherUnderTheirPollersL3) {

@@ -38,12 +38,18 @@ struct PollerConfig {
   std::vector<unsigned> nodes;
   std::vector<std::string> thread_names;  ///< of each; empty: "sluice-poll-0", ...
   WaitMode wait = WaitMode::event;
+  /// adaptive: what waiting may add to a completion, on average (see WaitController). 0..1 s; 0: no
+  /// target.
+  std::chrono::nanoseconds latency_target{0};
+  /// adaptive: of one CPU; beyond it a poller does not spin, in any 100 ms. 0..1; 1: no cap.
+  double cpu_cap = 1.0;
   std::uint32_t batch_size = 32;    ///< completions taken from a CQ at once; 1..32
   std::uint32_t batch_count = 512;  ///< batch buffers of each poller; 2..65536
   /// For CQs of raw verbs: the vectors that are dealt out to the group's pollers (see
   /// Dispatcher::completion_vectors). Empty: all that the device has.
   std::vector<int> completion_vectors;
-  /// Rounds a source may be empty before it turns cold, in `event` mode. 0..2^20
+  /// Rounds a source may be empty before it turns cold: in `event` mode, and in `adaptive` while
+  /// other sources bring something. 0..2^20
   std::uint32_t hot_rounds = 64;
   std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
 };
@@ -51,10 +57,11 @@ struct PollerConfig {
 struct PoolConfig {
   /// Several may have one name: the instances of one pool, each on a node of its own.
   std::string name = "default";
-  std::optional<unsigned> node;    ///< OS index of the node whose pollers feed it; unset: all
-  std::uint32_t workers = 1;       ///< 1..58 (ParkingLot::kMaxWorkers)
-  std::vector<unsigned> cpus;      ///< OS CPU index of each worker, round-robin; empty: not pinned
-  std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
+  std::optional<unsigned> node;  ///< OS index of the node whose pollers feed it; unset: all
+  std::uint32_t workers = 1;     ///< 1..58 (ParkingLot::kMaxWorkers)
+  std::vector<unsigned> cpus;    ///< OS CPU index of each worker, round-robin; empty: not pinned
+  SpinMode spin = SpinMode::fixed;
+  std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks (fixed); 0..2^20
   std::uint32_t lanes = 0;         ///< connections at once; 0: as many as connections_max. 0..2^20
   /// Lanes of order per_key, shared by all sources of that order: as many keys can be handled at
   /// once. 1..2^20
@@ -89,8 +96,8 @@ struct DispatcherConfig {
   std::chrono::milliseconds stall_threshold{200};
   /// How long a drain waits for LAST_WQE_REACHED on a device that may never send it (E3).
   std::chrono::milliseconds last_wqe_grace{100};
-  /// What the control takes for now: for deadlines only. Unset: steady_clock::now. A simulation
-  /// puts a clock of its own here.
+  /// What the control takes for now, for deadlines, and adaptive pollers, for gaps. Unset:
+  /// steady_clock::now. A simulation puts a clock of its own here; any thread may ask it.
   std::function<std::chrono::steady_clock::time_point()> clock;
 
   /// What a plan comes to: threads pinned where it says, memory on their nodes.

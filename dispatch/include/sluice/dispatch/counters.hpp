@@ -21,7 +21,14 @@ struct PollerCounters {
   std::uint64_t empty_wakes = 0;  ///< events whose CQ held nothing; normal (W1)
   std::uint64_t turned_cold = 0;  ///< sources that went from polled to waited for
   std::uint64_t turned_hot = 0;
-  std::uint64_t backpressure = 0;  ///< polls put off since no buffer was free (C2)
+  std::uint64_t pre_wakes = 0;  ///< workers woken before the cold source was polled that needs one
+  std::uint64_t spins_found = 0;      ///< adaptive: gaps between works that were spun through
+  std::uint64_t spun_ns = 0;          ///< adaptive: time spent looking and finding nothing
+  std::uint64_t spun_in_vain_ns = 0;  ///< of which before it slept after all
+  std::uint64_t spin_capped = 0;      ///< adaptive: looks that the CPU cap forbade
+  std::uint64_t wake_cost_ns = 0;     ///< adaptive: what a wake costs, as learnt so far
+  std::uint64_t spin_limit_ns = 0;    ///< adaptive: how long it spins in the present gap, or next
+  std::uint64_t backpressure = 0;     ///< polls put off since no buffer was free (C2)
   std::uint64_t commands = 0;
   std::uint64_t early = 0;    ///< completions held for a connection still being set up (C6)
   std::uint64_t orphans = 0;  ///< completions of no connection (E1)

@@ -36,7 +36,12 @@ struct PollerGroup {
   std::string cpus = "auto";           ///< see Machine::locate; "auto": the placement's choice
   std::optional<std::uint32_t> count;  ///< 1..64 in all groups together; unset: "auto"
   WaitMode wait = WaitMode::event;
-  std::uint32_t hot_rounds = 64;     ///< empty rounds before a source turns cold (event); 0..2^20
+  /// Empty rounds before a source turns cold (event; adaptive, beside others that are hot). 0..2^20
+  std::uint32_t hot_rounds = 64;
+  /// adaptive: what waiting may add to a completion, on average; 0..1 s, 0: no target.
+  std::chrono::nanoseconds latency_target{0};
+  /// adaptive: the part of a CPU beyond which it does not spin, in any 100 ms; 0..1, 1: no cap.
+  double cpu_cap = 1.0;
   std::uint32_t batch_size = 32;     ///< completions taken at once; 1..32
   std::uint32_t batch_count = 512;   ///< batch buffers of each poller; 2..65536
   std::uint32_t sources_max = 8192;  ///< sources one poller can hold; 1..2^20
@@ -59,7 +64,8 @@ struct PoolSettings {
       workers;  ///< of each node, or in all (nodes = "any"); 1..58; unset: "auto"
   PoolNodes nodes = PoolNodes::pollers;
   std::string cpus = "auto";
-  std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks; 0..2^20
+  SpinMode spin = SpinMode::fixed;
+  std::uint32_t spin_rounds = 64;  ///< searches for work before a worker parks (fixed); 0..2^20
   /// Connections whose order it keeps at once, per node; unset: "auto", [dispatcher]
   /// connections_max. 1..2^20
   std::optional<std::uint32_t> lanes;

@@ -7,10 +7,18 @@ namespace sluice {
 
 /// How a poller spends the time in which nothing completes (C5).
 enum class WaitMode : std::uint8_t {
-  busy,   ///< polls without a pause; lowest latency, one core each
-  event,  ///< sleeps on the completion channels as soon as every CQ was seen empty
+  busy,      ///< polls without a pause; lowest latency, one core each
+  event,     ///< sleeps on the completion channels as soon as every CQ was seen empty
+  adaptive,  ///< goes on polling for as long as it pays, learnt from the gaps, then sleeps
 };
 [[nodiscard]] const char* to_string(WaitMode mode) noexcept;
+
+/// How long a worker searches for work before it parks.
+enum class SpinMode : std::uint8_t {
+  fixed,     ///< a number of searches
+  adaptive,  ///< as WaitMode::adaptive
+};
+[[nodiscard]] const char* to_string(SpinMode mode) noexcept;
 
 /// In which order, and where, a source's completions are handled (C3).
 enum class Order : std::uint8_t {

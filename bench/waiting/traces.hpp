@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace sluice::bench {
+
+/// What waiting cost, over what it would have cost somebody who knew each gap beforehand.
+struct WaitingRatios {
+  std::map<std::string, double> traces;  ///< cost / sum of min(g, C), of each trace
+  std::map<std::string, double> adversaries;
+  double geomean = 0;          ///< of the traces
+  double worst = 0;            ///< of all
+  double ns_per_decision = 0;  ///< time of one gap's calls, without the trace's own
+};
+
+/// Plays 19 traces of gaps and two adversaries against a WaitController, in virtual time. Cost is
+/// CPU time plus added latency, weight 1, in units of a wake; `gaps` of each trace, each with its
+/// own random numbers out of `seed`. The controller knows no more than a real thread does: when a
+/// spin found work, when a wake came (which varies), and some measured wakes, with their noise.
+[[nodiscard]] WaitingRatios simulate_waiting(std::uint64_t seed, std::uint32_t gaps = 20000);
+
+}  // namespace sluice::bench
