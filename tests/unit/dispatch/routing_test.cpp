@@ -199,6 +199,52 @@ TEST(Routing, AFailedCompletionBringsTheConnectionDownAndIsToldOnce) {
   EXPECT_EQ(told, 1);
 }
 
+// A segment that was being filled kept the count of a full one when a whole batch, lent and not
+// copied, came behind it in the same burst: its stale rest was handled, too.
+TEST(Routing, ABatchLentBehindAPartlyFilledSegmentBringsNothingTwice) {
+  constexpr std::uint32_t kTurns = 8;
+  auto dispatcher = start(small_config(2, WaitMode::busy, Drive::host));
+  auto source = std::make_shared<SyntheticSource>();
+  std::array<ConnectionLog, 2> logs;
+  auto receive = dispatcher->attach(
+      source, {}, [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+        auto& log = *static_cast<ConnectionLog*>(info.context);
+        log.enter();
+        for (const ibv_wc& wc : batch) log.note(wc);
+        log.leave();
+      });
+  ASSERT_TRUE(receive.ok());
+  std::vector<std::shared_ptr<ConnectionHandle>> connections;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    auto connection =
+        dispatcher->attach_queue_pair(1 + i, {.context = &logs[i], .receive_source = *receive});
+    ASSERT_TRUE(connection.ok());
+    connections.push_back(*connection);
+  }
+  ASSERT_TRUE(
+      run_until(*dispatcher, [&] { return dispatcher->counters().pollers[0].commands >= 3; }));
+  // In turn a batch that ends with three of the first connection, and one that is all its own.
+  std::array<std::uint64_t, 2> next{};
+  const auto complete = [&](std::uint32_t connection, std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i)
+      ASSERT_TRUE(source->complete(1 + connection, next[connection]++));
+  };
+  for (std::uint32_t turn = 0; turn < kTurns; ++turn) {
+    complete(1, 29);
+    complete(0, 3 + 32);
+  }
+  // The workers lag behind, so that the poller takes several batches before it publishes.
+  for (std::uint32_t i = 0; i < 4 * kTurns && source->pending() > 0; ++i)
+    dispatcher->poller(0).run_once();
+  ASSERT_EQ(source->pending(), 0u);
+  ASSERT_TRUE(run_until(*dispatcher, [&] { return source->retired() >= next[0] + next[1]; }));
+  for (std::uint32_t i = 0; i < 10; ++i) run_all_once(*dispatcher);
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    logs[i].expect_in_order();
+    EXPECT_EQ(logs[i].count, next[i]) << "connection " << i;
+  }
+}
+
 // R3: several pollers may feed one lane. A connection by number has one source only, so the second
 // one is the lane's own test: two sources, two connections with one log each would prove nothing.
 // Here the same qp_num completes on two receive sources of two pollers, each a lane of its own, and
