@@ -30,7 +30,8 @@ class ControlPort {
   [[nodiscard]] bool post(const ControlNote& note) noexcept { return notes_.post(note); }
 
   /// Something a drain may be waiting for has happened. Call it after the change, by a seq_cst
-  /// operation. Cost: one load while no drain is under way.
+  /// operation; after a weaker one the drain may see it only when it looks again, a moment later.
+  /// Cost: one load while no drain is under way.
   void poke() noexcept {
     // (1) seq_cst: pairs with (2), a Dekker pair: either the drain sees the change when it looks
     // after (2), or this sees the drain.

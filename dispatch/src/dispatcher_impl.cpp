@@ -290,12 +290,14 @@ bool DispatcherImpl::Crowding::shares(std::optional<unsigned> cpu) const {
 Status DispatcherImpl::start_threads() {
   SLUICE_RETURN_IF_ERROR(check_cpus());
   crowding_ = crowding();
+  for (std::uint32_t i = 0; i < pollers_.size(); ++i) {  // before the first of them runs
+    const PollerPlace& place = places_[i];
+    if (!crowding_.shares(round_robin(place.group->cpus, place.index))) continue;
+    pollers_[i]->give_way();
+    if (place.group->wait == WaitMode::busy) yield_when_busy_ = true;
+  }
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {
     const PollerPlace& place = places_[i];
-    if (crowding_.shares(round_robin(place.group->cpus, place.index))) {
-      pollers_[i]->give_way();
-      if (place.group->wait == WaitMode::busy) yield_when_busy_ = true;
-    }
     SLUICE_RETURN_IF_ERROR(start_thread(round_robin(place.group->thread_names, place.index)
                                             .value_or("sluice-poll-" + std::to_string(i)),
                                         [this, i] { run_poller(*pollers_[i], i); }));

@@ -157,7 +157,7 @@ std::size_t Poller::poll_hot_sources() {
       source->empty_rounds = 0;
       source->woken = false;
     } else if (poll.brought == Polled::empty) {
-      found_empty(source);
+      brought += found_empty(source);
     } else {
       put_off += poll.brought == Polled::no_buffer ? 1 : 0;
     }
@@ -169,12 +169,13 @@ std::size_t Poller::poll_hot_sources() {
   return brought;
 }
 
-void Poller::found_empty(SourceState* source) {
+/// Returns what it brought after all.
+std::uint32_t Poller::found_empty(SourceState* source) {
   if (source->woken) {
     count_.empty_wakes.add();
     source->woken = false;
   }
-  if (turns_cold(source)) try_turn_cold(source);
+  return turns_cold(source) ? try_turn_cold(source) : 0;
 }
 
 void Poller::check_cold_sources() {
@@ -240,18 +241,20 @@ void Poller::pre_wake_workers() noexcept {
   }
 }
 
+/// Whether one of the first `among` that were put off is of the same connection: it goes first.
+bool Poller::waits(const PollerCommand& command, std::size_t among) const noexcept {
+  const auto first = put_off_.begin();
+  return command.connection != nullptr &&
+         std::any_of(first, first + static_cast<std::ptrdiff_t>(among), [&](const PutOff& other) {
+           return other.command.connection == command.connection;
+         });
+}
+
 void Poller::retry_put_off() {
-  // In their order: a connection whose adding waits is not removed before that.
   std::size_t kept = 0;
   for (std::size_t i = 0; i < put_off_.size(); ++i) {
-    const PollerCommand command = put_off_[i];
-    const auto same = [&](const PollerCommand& other) {
-      return other.connection == command.connection;
-    };
-    const auto first = put_off_.begin();
-    const bool overtakes = command.connection != nullptr &&
-                           std::any_of(first, first + static_cast<std::ptrdiff_t>(kept), same);
-    if (overtakes || !try_execute(command)) put_off_[kept++] = command;
+    PutOff of = put_off_[i];
+    if (waits(of.command, kept) || !try_execute(of)) put_off_[kept++] = of;
   }
   put_off_.resize(kept);
 }
@@ -316,6 +319,7 @@ bool Poller::prepare_to_wait() {
       returned |= collect_segments(source, source->returned.take_all_ordered());
     }
     if (returned) {
+      collect_batches();
       starved_.store(false, std::memory_order_relaxed);
       mailbox_.finish_sleep();
       return false;
@@ -372,9 +376,11 @@ void Poller::execute(const PollerCommand& command) {
       break;
     case PollerCommand::Kind::add_connection:
     case PollerCommand::Kind::remove_source:
-    case PollerCommand::Kind::remove_connection:
-      if (!try_execute(command)) put_off_.push_back(command);
+    case PollerCommand::Kind::remove_connection: {
+      PutOff of{command, command.source->source->capacity()};
+      if (waits(command, put_off_.size()) || !try_execute(of)) put_off_.push_back(of);
       break;
+    }
   }
 }
 
@@ -392,12 +398,13 @@ void Poller::add_source(SourceState* source) {
   hot_.push_back(source);
 }
 
-/// False: no buffer is free for what waits for it, or something else of it has been put off.
-bool Poller::try_execute(const PollerCommand& command) {
+/// False: no buffer is free for what it would have to hand over.
+bool Poller::try_execute(PutOff& of) {
+  const PollerCommand& command = of.command;
   if (command.kind == PollerCommand::Kind::add_connection) {
     return add_connection(command.source, command.connection);
   }
-  return try_remove(command);
+  return try_remove(of);
 }
 
 bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
@@ -406,13 +413,9 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
   const auto mine = std::stable_partition(early.begin(), early.end(), [&](const ibv_wc& wc) {
     return wc.qp_num != connection->qp_num;
   });
-  const auto batches_needed =
-      static_cast<std::size_t>(early.end() - mine + kBatchSize - 1) / kBatchSize;
-  if (!source->lanes_needed && batches_needed > free_batches_.size()) {
-    collect_batches();
-    if (batches_needed > free_batches_.size()) return false;
-  }
-  source->queue_pairs->insert(connection->qp_num, connection);
+  // Without lanes there may be no batch for all of it at once: until that is through, what comes is
+  // held behind it.
+  if (source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   // No more than kBatchSize may be open at once; there is a segment for each completion held.
   for (auto at = mine; at != early.end();) {
     const auto count = std::min<std::ptrdiff_t>(kBatchSize, early.end() - at);
@@ -422,6 +425,10 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
       publish_lanes(source);
     } else {
       Parcel* const batch = take_batch();
+      if (batch == nullptr) {
+        early.erase(mine, at);
+        return false;
+      }
       std::copy(completions.begin(), completions.end(), batch->completions);
       connection->receives.handover.hand(static_cast<std::uint32_t>(count));
       static_cast<Batch*>(batch)->groups[0] =
@@ -431,14 +438,16 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
     at += count;
   }
   early.erase(mine, early.end());
+  if (!source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   if (early.empty()) std::erase(with_early_, source);
   source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);
   return true;
 }
 
-bool Poller::try_remove(const PollerCommand& command) {
+bool Poller::try_remove(PutOff& of) {
+  const PollerCommand& command = of.command;
   SourceState* const source = command.source;
-  if (!poll_to_empty(source)) {
+  if (!poll_to_empty(source, of.left)) {
     if (source->heat == Heat::cold)
       turn_hot(source);  // among those that a starved poller waits for
     return false;
@@ -457,14 +466,12 @@ bool Poller::try_remove(const PollerCommand& command) {
 
 /// Takes all that was in the source's CQs when it was called (what arrives meanwhile need not be
 /// waited for: under load a shared CQ may never be empty). False: no buffer is free.
-bool Poller::poll_to_empty(SourceState* source) {
-  if (source->heat == Heat::failed || source->heat == Heat::gone) return true;
-  const std::uint32_t enough = source->source->capacity();
-  for (std::uint32_t taken = 0; taken < enough;) {
+bool Poller::poll_to_empty(SourceState* source, std::uint32_t& left) {
+  while (left > 0 && source->heat != Heat::failed && source->heat != Heat::gone) {
     const Poll poll = poll_source(source);
     if (poll.brought == Polled::no_buffer) return false;
     if (poll.brought != Polled::some) return true;
-    taken += poll.count;
+    left -= std::min(left, poll.count);
   }
   return true;
 }
@@ -524,7 +531,7 @@ Poller::Poll Poller::poll_into_batches(SourceState* source) {
     const Poll more = sorting ? poll_sorted(source) : poll_into_batch(source);
     last = more.count;
     sum.count += last;
-    if (more.brought == Polled::failed) break;
+    if (source->heat == Heat::failed) break;
   }
   return sum;
 }
@@ -637,7 +644,7 @@ Poller::Poll Poller::poll_into_lanes(SourceState* source) {
     const Poll more = poll_into_lanes_once(source);
     last = more.count;
     sum.count += more.count;
-    if (more.brought == Polled::failed) break;
+    if (source->heat == Heat::failed) break;
   }
   publish_lanes(source);
   return sum;
@@ -930,33 +937,35 @@ void Poller::turn_hot(SourceState* source) {
 
 /// Consume every queued event, which re-arms; poll to empty, since arming takes no notice of what
 /// is already there; only then may the source be slept on (INV-ARM, INV-EMPTY).
-void Poller::try_turn_cold(SourceState* source) {
-  if (source->polled_for_good) return;
+/// Returns what that poll brought: then it stays hot.
+std::uint32_t Poller::try_turn_cold(SourceState* source) {
+  if (source->polled_for_good) return 0;
   for (std::uint32_t i = 0;; ++i) {
     const EventOutcome event = source->source->consume_event();
     if (event.kind == EventOutcome::Kind::none) break;
     if (event.kind == EventOutcome::Kind::failed) {
       fail(source, event.fault, event.error);
-      return;
+      return 0;
     }
     count_.events.add();
-    if (i == kEventsPerTurn) return;  // busy after all
+    if (i == kEventsPerTurn) return 0;  // busy after all
   }
-  if (poll_source(source).brought != Polled::empty) {
+  if (const Poll poll = poll_source(source); poll.brought != Polled::empty) {
     source->empty_rounds = 0;
-    return;
+    return poll.count;
   }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = mark_of(*source);
   if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, source->source->wait_fd(), &event) != 0) {
     source->polled_for_good = true;
-    return;
+    return 0;
   }
   remove_from_hot(source);
   source->heat = Heat::cold;
   ++cold_;
   count_.turned_cold.add();
+  return 0;
 }
 
 /// Its heat is the caller's to change.
@@ -975,6 +984,7 @@ void Poller::remove_from_hot(SourceState* source) {
 /// A re-arm that failed leaves a source that can still be polled, for good; any other fault ends
 /// it.
 void Poller::fail(SourceState* source, SourceFault fault, int error) {
+  if (source->heat == Heat::failed) return;  // told already
   if (fault == SourceFault::rearm_failed) {
     if (source->polled_for_good) return;
     source->polled_for_good = true;

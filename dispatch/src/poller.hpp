@@ -42,8 +42,9 @@ struct PollerCommand {
 /// Owns sources: polls the hot ones, waits for the cold ones, routes what it takes (C1-C3, C6).
 ///
 /// Its states are its own; others reach it through the mailbox. Driven by one thread at a time.
-/// Invariants: INV-ARM and INV-EMPTY of CompletionSource. Cost of a round: O(hot sources), plus one
-/// epoll_wait when nothing was found, or every kColdCheckRounds rounds where some are cold.
+/// Invariants: INV-ARM and INV-EMPTY of CompletionSource. Cost of a round: up to kPassesMax passes
+/// of up to kPollBurstMax polls for each hot source, plus one epoll_wait when nothing was found, or
+/// where some are cold every kColdCheckRounds rounds, but not more often than every 10 us.
 class Poller final : public Runnable {
  public:
   /// `memory` holds its batch buffers, memory_size() bytes, zeroed, aligned to a page.
@@ -136,10 +137,16 @@ class Poller final : public Runnable {
   // Commands.
   void execute(const PollerCommand& command);
   void add_source(SourceState* source);
-  [[nodiscard]] bool try_execute(const PollerCommand& command);
+  /// A command that waits for buffers.
+  struct PutOff {
+    PollerCommand command;
+    std::uint32_t left = 0;  ///< of a removal: completions that may still be its own
+  };
+  [[nodiscard]] bool waits(const PollerCommand& command, std::size_t among) const noexcept;
+  [[nodiscard]] bool try_execute(PutOff& of);
   [[nodiscard]] bool add_connection(SourceState* source, ConnectionState* connection);
-  [[nodiscard]] bool try_remove(const PollerCommand& command);
-  [[nodiscard]] bool poll_to_empty(SourceState* source);
+  [[nodiscard]] bool try_remove(PutOff& of);
+  [[nodiscard]] bool poll_to_empty(SourceState* source, std::uint32_t& left);
   void forget(SourceState* source);
 
   // One source.
@@ -159,7 +166,7 @@ class Poller final : public Runnable {
   [[nodiscard]] static Poll nothing(const SourceState* source) noexcept {
     return {source->heat == Heat::failed ? Polled::failed : Polled::empty, 0};
   }
-  void found_empty(SourceState* source);
+  std::uint32_t found_empty(SourceState* source);
   std::uint32_t poll_and_check(SourceState* source, std::span<ibv_wc> out);
   std::uint32_t inspect(SourceState* source, std::span<ibv_wc> completions);
   std::uint32_t inspect_failed(SourceState* source, std::span<ibv_wc> completions);
@@ -176,7 +183,7 @@ class Poller final : public Runnable {
 
   // Temperature.
   void turn_hot(SourceState* source);
-  void try_turn_cold(SourceState* source);
+  std::uint32_t try_turn_cold(SourceState* source);
   void remove_from_hot(SourceState* source);
   void remove_from_cold(SourceState* source);
   void fail(SourceState* source, SourceFault fault, int error);
@@ -203,7 +210,7 @@ class Poller final : public Runnable {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<SourceState*> hot_;
-  std::vector<PollerCommand> put_off_;    ///< waiting for buffers
+  std::vector<PutOff> put_off_;           ///< waiting for buffers
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
   std::uint32_t cold_ = 0;                ///< sources that wait in epoll
   std::uint32_t rounds_since_cold_check_ = 0;
@@ -212,7 +219,7 @@ class Poller final : public Runnable {
   std::array<epoll_event, 64> ready_;  ///< what block() found
   int ready_count_ = 0;
   bool short_of_buffers_ =
-      false;  ///< every hot source was left alone in this round, for want of buffers
+      false;  ///< every hot source was left alone in the last pass, for want of buffers
 
   // Adaptive waiting.
   const std::function<std::chrono::steady_clock::time_point()>& clock_;

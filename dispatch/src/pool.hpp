@@ -30,11 +30,12 @@ struct Pool {
       : config(std::move(pool_config)),
         index(pool_index),
         key_lanes(std::make_unique<Lane[]>(config.key_lanes)),
-        resumed(lanes_max),
+        resumed(config.workers > 1 ? lanes_max : 1),
         parking(config.workers) {
     for (const Feed& feed : feeds) {
       batches.push_back(std::make_unique<SpmcRing<BatchTicket>>(feed.batches));
-      lanes.push_back(std::make_unique<SpmcRing<Lane*>>(feed.lanes));
+      // One worker needs no lanes.
+      lanes.push_back(std::make_unique<SpmcRing<Lane*>>(config.workers > 1 ? feed.lanes : 1));
     }
   }
 

@@ -38,8 +38,8 @@ struct alignas(kCacheLine) Parcel {
   Stream* stream = nullptr;       ///< whose handler it is for
   Poller* poller = nullptr;       ///< a batch: where it returns to. nullptr: a segment
   ibv_wc* completions = nullptr;  ///< constant
-  std::uint32_t count = 0;
-  bool lent = false;  ///< the poller's: a batch that lies in a lane
+  std::uint32_t count = 0;  ///< a segment's or a lent batch's; a batch in a ring: see BatchTicket
+  bool lent = false;        ///< the poller's: a batch that lies in a lane
 };
 static_assert(sizeof(Parcel) == kCacheLine);
 
@@ -168,7 +168,7 @@ struct SourceState {
   SourceOwnership ownership;
   const AttachOptions options;
   Handler handler;
-  Pool* pool = nullptr;  ///< nullptr when inlined
+  Pool* pool = nullptr;  ///< not used when inlined
   Poller* poller = nullptr;
   std::uint32_t poller_index = 0;
   /// Not null: all completions are this connection's. Outlives this source (Drain sees to it).

@@ -64,36 +64,35 @@ void Worker::found() {
 
 /// From one ring as long as it has something, for the caches' sake, but not for ever.
 template <typename T>
-std::size_t Worker::claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings,
-                          std::uint32_t& next, std::span<T> out) {
-  if (++streak_ >= kStreakMax) {
-    streak_ = 0;
-    next = next + 1 < rings.size() ? next + 1 : 0;
-  }
+std::size_t Worker::claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings, Cursor& cursor,
+                          std::span<T> out) {
+  const auto turn = [&] {
+    cursor.streak = 0;
+    cursor.ring = cursor.ring + 1 < rings.size() ? cursor.ring + 1 : 0;
+  };
+  if (++cursor.streak > kStreakMax) turn();
   for (std::size_t i = 0; i < rings.size(); ++i) {
-    if (const std::size_t count = rings[next]->pop_bulk(out); count > 0) {
-      if (!poller_fds_.empty() && (watched_ >> next & 1) == 0) [[unlikely]]
-        watch(next);
+    if (const std::size_t count = rings[cursor.ring]->pop_bulk(out); count > 0) {
+      if (!poller_fds_.empty() && (watched_ >> cursor.ring & 1) == 0) [[unlikely]]
+        watch(cursor.ring);
       return count;
     }
-    next = next + 1 < rings.size() ? next + 1 : 0;
+    turn();
   }
   return 0;
 }
 
 void Worker::run_lanes() {
-  std::array<Lane*, kClaimMax> lanes;
-  std::size_t count = 0;
+  Lane* lane = nullptr;
   resumed_first_ = !resumed_first_;
-  if (resumed_first_ && pool_.resumed.pop(lanes[0])) count = 1;
-  if (count == 0) count = claim(pool_.lanes, next_lanes_, std::span(lanes.data(), claim_max_));
-  if (count == 0 && !resumed_first_ && pool_.resumed.pop(lanes[0])) count = 1;
-  if (count == 0) return;
+  const bool got = (resumed_first_ && pool_.resumed.pop(lane)) ||
+                   claim(pool_.lanes, lanes_at_, std::span(&lane, 1)) > 0 ||
+                   (!resumed_first_ && pool_.resumed.pop(lane));
+  if (!got) return;
   found();
-  for (std::size_t i = 1; i < count; ++i) __builtin_prefetch(lanes[i], 1);
-  for (std::size_t i = 0; i < count; ++i) run_lane(lanes[i]);
+  run_lane(lane);
   settle();
-  lane_runs_.add(count);
+  lane_runs_.add();
 }
 
 /// A sorted batch is handled group by group: each a connection's.
@@ -109,6 +108,7 @@ inline void Worker::run_batch(BatchTicket ticket) {
     handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
     source->handler(completions, info);
     handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
+    source->source->retire(completions);
   } else {
     const ibv_wc* at = completions.data();
     const ibv_wc* const end = at + completions.size();
@@ -119,17 +119,17 @@ inline void Worker::run_batch(BatchTicket ticket) {
       source->handler({at, count}, stream->info);  // its worker is 0, as is the only one's index
       sequence += 2;
       handler_sequence_.store(sequence, std::memory_order_relaxed);
+      source->source->retire({at, count});
       stream->handover.finish_in_lane(count);  // the last access to the connection
       at += count;
     }
   }
-  source->source->retire(completions);
 }
 
 void Worker::run_batches() {
   std::array<BatchTicket, kClaimMax> tickets;
   const std::size_t count =
-      claim(pool_.batches, next_batches_, std::span(tickets.data(), claim_max_));
+      claim(pool_.batches, batches_at_, std::span(tickets.data(), claim_max_));
   if (count == 0) return;
   found();
   std::array<Parcel*, kClaimMax> done;

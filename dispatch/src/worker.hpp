@@ -27,8 +27,8 @@ class Worker final : public Runnable {
         search_after_(pool.config.workers == 1 ? ~std::uint32_t{0} : 0),
         host_driven_(host_driven),
         control_(control),
-        next_lanes_(index % static_cast<std::uint32_t>(batch_counts.size())),
-        next_batches_(next_lanes_) {
+        lanes_at_{index % static_cast<std::uint32_t>(batch_counts.size())},
+        batches_at_(lanes_at_) {
     for (const std::uint32_t count : batch_counts) {
       returns_.push_back(std::make_unique<SpmcRing<Parcel*>>(count));
     }
@@ -77,13 +77,19 @@ class Worker final : public Runnable {
     std::uint32_t completions = 0;
   };
 
+  /// Which of the pollers' rings is looked at first, and how often in a row it was.
+  struct Cursor {
+    std::uint32_t ring = 0;
+    std::uint32_t streak = 0;
+  };
+
   void begin_search();
   void end_search();
   void found();
   void run_lanes();
   void run_batches();
   template <typename T>
-  std::size_t claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings, std::uint32_t& next,
+  std::size_t claim(const std::vector<std::unique_ptr<SpmcRing<T>>>& rings, Cursor& cursor,
                     std::span<T> out);
   void run_lane(Lane* lane);
   Parcel* run_chain(Parcel* parcel, std::uint32_t budget);
@@ -103,9 +109,7 @@ class Worker final : public Runnable {
   bool searching_ = false;     ///< counted as a searcher by the parking lot
   bool lanes_first_ = true;    ///< lanes and batches take turns
   bool resumed_first_ = true;  ///< so do lanes that were put back and new ones
-  std::uint32_t next_lanes_;   ///< whose ring is looked at first
-  std::uint32_t next_batches_;
-  std::uint32_t streak_ = 0;  ///< claims from one ring in a row
+  Cursor lanes_at_, batches_at_;
   // The standby: the pool's first worker sleeps on the descriptors of the pollers that have brought
   // it work, too. What wakes a poller wakes it at the same time, and not after the poller has run:
   // a cold completion waits for one wake, not for two in a row.

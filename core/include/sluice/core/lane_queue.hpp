@@ -22,11 +22,10 @@ namespace sluice {
 /// "scheduled") or try_idle() returns true; after either it must not touch the lane.
 ///
 /// Threads: push* any; take_all and try_idle the worker that holds the lane. The ring must
-/// synchronise its push with its pop (ScqRing does): that hands the lane and all that its last
-/// holder did to the next.
-/// Progress: push lock-free; take_all and try_idle wait-free (plus the reversal of the list).
-/// Order: FIFO per producer, and one order in all. No ABA, for the reason given in ReturnStack.
-/// Cost: one CAS per push or push_chain, one exchange per take_all.
+/// synchronise its push with its pop (ScqRing and SpmcRing do): that hands the lane and all that
+/// its last holder did to the next. Progress: push lock-free; take_all and try_idle wait-free (plus
+/// the reversal of the list). Order: FIFO per producer, and one order in all. No ABA, for the
+/// reason given in ReturnStack. Cost: one CAS per push or push_chain, one exchange per take_all.
 template <typename Node, Node* Node::*Next = &Node::next, typename Hooks = NoHooks>
 class LaneQueue {
  public:

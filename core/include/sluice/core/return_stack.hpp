@@ -8,7 +8,7 @@
 namespace sluice {
 
 /// An intrusive stack to which any thread gives and from which one owner takes all at once: how
-/// batch buffers go home to their poller.
+/// segments go home to their source.
 ///
 /// `Next` is the node's link, a plain `Node*`; it belongs to whoever holds the node: to the pusher
 /// until push() returns, to the stack until take_all(), then to the owner.
