@@ -240,19 +240,21 @@ void Poller::pre_wake_workers() noexcept {
 }
 
 void Poller::retry_put_off() {
-  // In their order: a connection whose adding waits is not removed before that.
+  // In their order.
   std::size_t kept = 0;
   for (std::size_t i = 0; i < put_off_.size(); ++i) {
     const PollerCommand command = put_off_[i];
-    const auto same = [&](const PollerCommand& other) {
-      return other.connection == command.connection;
-    };
-    const auto first = put_off_.begin();
-    const bool overtakes = command.connection != nullptr &&
-                           std::any_of(first, first + static_cast<std::ptrdiff_t>(kept), same);
-    if (overtakes || !try_execute(command)) put_off_[kept++] = command;
+    if (is_put_off(command.connection, kept) || !try_execute(command)) put_off_[kept++] = command;
   }
   put_off_.resize(kept);
+}
+
+/// Among the first `count`: a connection whose adding waits is not removed before that.
+bool Poller::is_put_off(const ConnectionState* connection, std::size_t count) const noexcept {
+  const auto first = put_off_.begin();
+  return connection != nullptr &&
+         std::any_of(first, first + static_cast<std::ptrdiff_t>(count),
+                     [&](const PollerCommand& other) { return other.connection == connection; });
 }
 
 // --- waiting
@@ -372,7 +374,8 @@ void Poller::execute(const PollerCommand& command) {
     case PollerCommand::Kind::add_connection:
     case PollerCommand::Kind::remove_source:
     case PollerCommand::Kind::remove_connection:
-      if (!try_execute(command)) put_off_.push_back(command);
+      if (is_put_off(command.connection, put_off_.size()) || !try_execute(command))
+        put_off_.push_back(command);
       break;
   }
 }
@@ -391,7 +394,7 @@ void Poller::add_source(SourceState* source) {
   hot_.push_back(source);
 }
 
-/// False: no buffer is free for what waits for it, or something else of it has been put off.
+/// False: no buffer is free for what waits for it.
 bool Poller::try_execute(const PollerCommand& command) {
   if (command.kind == PollerCommand::Kind::add_connection) {
     return add_connection(command.source, command.connection);
@@ -405,22 +408,19 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
   const auto mine = std::stable_partition(early.begin(), early.end(), [&](const ibv_wc& wc) {
     return wc.qp_num != connection->qp_num;
   });
-  const auto batches_needed =
-      static_cast<std::size_t>(early.end() - mine + kBatchSize - 1) / kBatchSize;
-  if (!source->lanes_needed && batches_needed > free_batches_.size()) {
-    collect_batches();
-    if (batches_needed > free_batches_.size()) return false;
-  }
-  source->queue_pairs->insert(connection->qp_num, connection);
+  if (source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   // No more than kBatchSize may be open at once; there is a segment for each completion held.
-  for (auto at = mine; at != early.end();) {
+  auto at = mine;
+  while (at != early.end()) {
     const auto count = std::min<std::ptrdiff_t>(kBatchSize, early.end() - at);
     const std::span<const ibv_wc> completions{&*at, static_cast<std::size_t>(count)};
     if (source->lanes_needed) {
       route(source, completions);
       publish_lanes(source);
     } else {
+      // If more is held than batches are free, the rest waits, and what comes meanwhile behind it.
       Parcel* const batch = take_batch();
+      if (batch == nullptr) break;
       std::copy(completions.begin(), completions.end(), batch->completions);
       connection->receives.handover.hand(static_cast<std::uint32_t>(count));
       static_cast<Batch*>(batch)->groups[0] =
@@ -429,7 +429,10 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
     }
     at += count;
   }
-  early.erase(mine, early.end());
+  const bool all = at == early.end();
+  early.erase(mine, at);
+  if (!all) return false;
+  if (!source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   if (early.empty()) std::erase(with_early_, source);
   source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);
   return true;

@@ -123,6 +123,8 @@ class Poller final : public Runnable {
   void settle_tally();
   void check_cold_sources();
   void retry_put_off();
+  [[nodiscard]] bool is_put_off(const ConnectionState* connection,
+                                std::size_t count) const noexcept;
   void expire_early_completions();
 
   // Waiting.
