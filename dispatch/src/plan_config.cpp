@@ -50,6 +50,7 @@ PoolConfig pool_instance(const topology::Plan& plan, const topology::PlannedPool
   config.spin = settings->spin;
   config.spin_rounds = settings->spin_rounds;
   config.lanes = settings->lanes.value_or(0);
+  config.key_lanes = settings->key_lanes;
   for (const unsigned thread : instance.threads) {
     config.cpus.push_back(plan.threads[thread].pu_os_index);
     config.thread_names.push_back(plan.threads[thread].name);

@@ -413,22 +413,19 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
   const auto mine = std::stable_partition(early.begin(), early.end(), [&](const ibv_wc& wc) {
     return wc.qp_num != connection->qp_num;
   });
-  // Without lanes there may be no batch for all of it at once: until that is through, what comes is
-  // held behind it.
   if (source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   // No more than kBatchSize may be open at once; there is a segment for each completion held.
-  for (auto at = mine; at != early.end();) {
+  auto at = mine;
+  while (at != early.end()) {
     const auto count = std::min<std::ptrdiff_t>(kBatchSize, early.end() - at);
     const std::span<const ibv_wc> completions{&*at, static_cast<std::size_t>(count)};
     if (source->lanes_needed) {
       route(source, completions);
       publish_lanes(source);
     } else {
+      // If more is held than batches are free, the rest waits, and what comes meanwhile behind it.
       Parcel* const batch = take_batch();
-      if (batch == nullptr) {
-        early.erase(mine, at);
-        return false;
-      }
+      if (batch == nullptr) break;
       std::copy(completions.begin(), completions.end(), batch->completions);
       connection->receives.handover.hand(static_cast<std::uint32_t>(count));
       static_cast<Batch*>(batch)->groups[0] =
@@ -437,7 +434,9 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
     }
     at += count;
   }
-  early.erase(mine, early.end());
+  const bool all = at == early.end();
+  early.erase(mine, at);
+  if (!all) return false;
   if (!source->lanes_needed) source->queue_pairs->insert(connection->qp_num, connection);
   if (early.empty()) std::erase(with_early_, source);
   source->pending_setups.fetch_sub(1, std::memory_order_seq_cst);

@@ -56,6 +56,8 @@ struct ModelSource {
   bool in_batches = false;  ///< takes buffers that its poller's sources share
   std::uint64_t made = 0, delivered = 0, orphaned = 0;
   std::uint64_t last = 0;
+  bool by_qp_num = false;  ///< per_key: the key is the qp_num, else something of the wr_id
+  std::map<std::uint64_t, std::uint64_t> last_of_key;  ///< per_key
   bool failed = false, lame = false;
   bool detaching = false, executed = false;
   int detached = 0;
@@ -63,6 +65,10 @@ struct ModelSource {
   std::vector<SetupTicket> tickets;
   std::map<ConnectionId, std::unique_ptr<ModelConnection>> connections;
 
+  /// What the dispatcher takes for a completion's key.
+  [[nodiscard]] std::uint64_t key_of(const ibv_wc& wc) const noexcept {
+    return by_qp_num || wc.status != IBV_WC_SUCCESS ? wc.qp_num : wc.wr_id % 5;
+  }
   [[nodiscard]] bool many() const { return order == Order::per_connection && !single; }
   /// Polled and not handled; exact where nothing is held early.
   [[nodiscard]] std::uint64_t in_hand() const {
@@ -89,6 +95,7 @@ class Simulation {
     config.pollers[0].wait = pick(2) == 0 ? WaitMode::event : WaitMode::adaptive;
     config.pollers[0].sources_max = 16;
     config.pools[0].workers = 1 + pick(3);
+    config.pools[0].key_lanes = 1 + pick(6);
     config.connections_max = 8 + pick(24);
     config.stall_threshold = std::chrono::milliseconds(pick(2) * 5);
     config.last_wqe_grace = std::chrono::milliseconds(1);
@@ -198,16 +205,24 @@ class Simulation {
     self->index = static_cast<std::uint32_t>(sources_.size());
     self->source = std::make_shared<SyntheticSource>(8 + pick(120));
     constexpr std::array kOrders = {Order::inlined, Order::none, Order::per_connection,
-                                    Order::per_connection};
+                                    Order::per_connection, Order::per_key};
     self->order = kOrders[pick(kOrders.size())];
     self->single = self->order == Order::per_connection && chance(3);
     self->in_batches = self->order == Order::none ||
-                       (self->order == Order::per_connection && dispatcher_->worker_count() == 1);
+                       (self->order != Order::inlined && dispatcher_->worker_count() == 1);
+    self->by_qp_num = chance(2);
+    KeyFunction key;
+    if (self->order == Order::per_key) {
+      key = [this, self](const ibv_wc& wc) noexcept {
+        if (wc.status != IBV_WC_SUCCESS) complain("a key function was shown a failed completion");
+        return self->key_of(wc);
+      };
+    }
     if (chance(12)) self->source->forbid_waiting();
     sources_.push_back(std::move(model));
     while (chance(2)) complete_on(*self);  // before it is attached (W2)
     auto attached = dispatcher_->attach(
-        self->source, {.order = self->order, .single_connection = self->single},
+        self->source, {.order = self->order, .single_connection = self->single, .key = key},
         [this, self](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
           handle(*self, batch, info);
         });
@@ -341,6 +356,11 @@ class Simulation {
       if (last != nullptr && wc.wr_id <= *last)
         complain("out of order: ", wc.wr_id, " after ", *last);
       if (last != nullptr) *last = wc.wr_id;
+      if (source.order == Order::per_key) {
+        std::uint64_t& of_key = source.last_of_key[source.key_of(wc)];
+        if (wc.wr_id <= of_key) complain("out of its key's order: ", wc.wr_id, " after ", of_key);
+        of_key = wc.wr_id;
+      }
     }
     source.delivered += batch.size();
     if (chance(200)) detach(source, some_deadline());  // from inside a handler
@@ -368,7 +388,7 @@ class Simulation {
     }
     std::uint64_t in_hand = 0;
     for (const auto& source : sources_) {
-      if (source->order == Order::none || source->single) in_hand += source->in_hand();
+      if (source->order != Order::inlined && !source->many()) in_hand += source->in_hand();
     }
     if (in_hand == 0) return;
     for (const Part& part : parts_) {

@@ -101,6 +101,11 @@ void check_srqs(const Config& config, Report& report) {
               " entries do not hold the completions of depth = " + std::to_string(srq.depth) +
               " receives; make it as large, or \"auto\"");
     const RouteSettings* route = find_group(config.routes, srq.route);
+    if (route != nullptr && route->order == Order::per_key)
+      say(config, report, table + ".route",
+          "the route \"" + route->name +
+              "\" has order = \"per_key\", and a queue that is made from the configuration has no "
+              "key function; name a route of another order");
     if (route == nullptr || route->pollers.empty() || config.pollers.empty()) continue;
     const std::string& own = srq.pollers.empty() ? config.pollers.front().name : srq.pollers;
     const bool both_exist =

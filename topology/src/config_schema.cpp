@@ -158,6 +158,11 @@ void append_pools(std::vector<KeySpec>& all) {
   all.push_back(key<S, &PoolSettings::lanes>(
       {"lanes", Kind::count, 1, kMillion, true},
       "Connections whose order is kept at once, per node. auto: connections_max of [dispatcher]."));
+  all.push_back(
+      key<S, &PoolSettings::key_lanes>({"key_lanes", Kind::count, 1, kMillion},
+                                       "Lanes of order per_key, per node: as many keys are handled "
+                                       "at once at most. Keys share them; "
+                                       "a slow handler holds up the others of its lane."));
 }
 
 void append_srqs(std::vector<KeySpec>& all) {
@@ -189,9 +194,11 @@ void append_routes(std::vector<KeySpec>& all) {
       key<S, &RouteSettings::pollers>({"pollers", Kind::group, 0, 0, false, {"pollers"}},
                                       "The pollers that may own its sources. \"\": any."));
   all.push_back(key<S, &RouteSettings::order>(
-      {"order", Kind::choice, 0, 0, false, {"inline", "none", "per_connection"}},
-      "per_connection: each connection's completions in their order, on any worker. none: any "
-      "order. inline: on the poller's thread, in no pool."));
+      {"order", Kind::choice, 0, 0, false, {"inline", "none", "per_connection", "per_key"}},
+      "per_connection: each connection's completions in their order, on any worker. per_key: the "
+      "same for each key; its sources are attached with a key function. none: any order. inline: "
+      "on "
+      "the poller's thread, in no pool."));
 }
 
 void append_general(std::vector<KeySpec>& all) {

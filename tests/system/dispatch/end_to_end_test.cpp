@@ -138,6 +138,7 @@ class Exchange {
     srq_pool_ = require(srq_->stock(depth, 64));
     AttachOptions options;
     options.order = plan_.order;
+    options.key = key();
     options.receive_pool = srq_pool_;
     source_ = require(
         (*server_)->attach(srq_->receive_cq(), options,
@@ -148,7 +149,9 @@ class Exchange {
                                  const Stream::Call call(link->request);
                                  serve(*link, srq_pool_, wc);
                                } else {
-                                 serve(*by_qp_num(wc.qp_num), srq_pool_, wc);
+                                 Link& of = *by_qp_num(wc.qp_num);
+                                 const auto call = call_of(of);
+                                 serve(of, srq_pool_, wc);
                                }
                              }
                            }));
@@ -168,8 +171,16 @@ class Exchange {
     return config;
   }
 
-  /// Replies and receives may be handled at once where no order holds them together.
-  bool one_at_a_time() const { return plan_.order == Order::per_connection; }
+  /// Replies and receives may be handled at once where no order holds them together. The key is
+  /// the queue pair: one key for the connection's own CQs and the SRQ's.
+  std::optional<Stream::Call> call_of(Link& link) const {
+    const bool together = plan_.order == Order::per_connection || plan_.order == Order::per_key;
+    return together ? std::make_optional<Stream::Call>(link.request) : std::nullopt;
+  }
+  KeyFunction key() const {
+    if (plan_.order != Order::per_key) return {};
+    return [](const ibv_wc& wc) noexcept { return std::uint64_t{wc.qp_num}; };
+  }
 
   void connect_all() {
     acceptor_ = std::make_unique<Acceptor>(
@@ -179,13 +190,13 @@ class Exchange {
           link->request.ordered = plan_.order != Order::none;
           ConnectionOptions options;
           options.order = plan_.order;
+          options.key = key();
           options.context = link;
           if (source_ && plan_.order == Order::per_connection) options.receive_source = source_;
           options.handler = [this, link](std::span<const ibv_wc> batch,
                                          const BatchInfo& info) noexcept {
             if (info.context != link) ++link->request.strange;
-            const std::optional<Stream::Call> call =
-                one_at_a_time() ? std::make_optional<Stream::Call>(link->request) : std::nullopt;
+            const auto call = call_of(*link);
             for (const ibv_wc& wc : batch) serve(*link, link->server_pool, wc);
           };
           return std::optional<ConnectionOptions>(std::move(options));
@@ -267,7 +278,8 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, EndToEnd,
     ::testing::Combine(::testing::Values(Receives::srq_cq, Receives::own_cq,
                                          Receives::shared_channel, Receives::main_cq),
-                       ::testing::Values(Order::inlined, Order::none, Order::per_connection),
+                       ::testing::Values(Order::inlined, Order::none, Order::per_connection,
+                                         Order::per_key),
                        ::testing::Values(WaitMode::event, WaitMode::busy, WaitMode::adaptive)),
     [](const auto& instance) {
       return name_of(std::get<0>(instance.param)) + "_" + to_string(std::get<1>(instance.param)) +

@@ -77,6 +77,7 @@ namespace {
 struct Mode {
   Order order;
   Drive drive;
+  std::uint32_t workers = 2;
 };
 
 class Allocations : public ::testing::TestWithParam<Mode> {};
@@ -84,12 +85,19 @@ INSTANTIATE_TEST_SUITE_P(Modes, Allocations,
                          ::testing::Values(Mode{Order::inlined, Drive::host},
                                            Mode{Order::none, Drive::host},
                                            Mode{Order::per_connection, Drive::host},
+                                           Mode{Order::per_connection, Drive::host, 1},
+                                           Mode{Order::per_key, Drive::host},
+                                           Mode{Order::per_key, Drive::host, 1},
                                            Mode{Order::inlined, Drive::own_threads},
                                            Mode{Order::none, Drive::own_threads},
-                                           Mode{Order::per_connection, Drive::own_threads}),
+                                           Mode{Order::per_connection, Drive::own_threads},
+                                           Mode{Order::per_connection, Drive::own_threads, 1},
+                                           Mode{Order::per_key, Drive::own_threads},
+                                           Mode{Order::per_key, Drive::own_threads, 1}),
                          [](const auto& param) {
                            return std::string(to_string(param.param.order)) +
-                                  (param.param.drive == Drive::host ? "_stepped" : "_threads");
+                                  (param.param.drive == Drive::host ? "_stepped" : "_threads") +
+                                  (param.param.workers == 1 ? "_one_worker" : "");
                          });
 
 TEST(AllocationCounter, CountsNewAndMalloc) {
@@ -116,13 +124,15 @@ TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
   constexpr std::uint32_t kConnections = 4;
   const Order order = GetParam().order;
   const Drive drive = GetParam().drive;
-  DispatcherConfig config = small_config(2, WaitMode::event, drive);
+  DispatcherConfig config = small_config(GetParam().workers, WaitMode::event, drive);
   config.pollers[0].hot_rounds = 2;
   auto dispatcher = start(config);
   auto source = std::make_shared<SyntheticSource>(256);
   std::atomic<std::uint64_t> handled{0};
+  KeyFunction key;
+  if (order == Order::per_key) key = [](const ibv_wc& wc) noexcept { return wc.wr_id % 61; };
   auto handle = dispatcher->attach(
-      source, {.order = order},
+      source, {.order = order, .key = key},
       [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
   ASSERT_TRUE(handle.ok());
   std::vector<std::shared_ptr<ConnectionHandle>> connections;
@@ -146,8 +156,8 @@ TEST_P(Allocations, AreNoneWhileCompletionsFlow) {
     }
     if (drive == Drive::own_threads) return std::this_thread::yield();
     run_all_once(*dispatcher);
-    for (Runnable* part : {&dispatcher->poller(0), &dispatcher->worker(0), &dispatcher->worker(1),
-                           &dispatcher->control()}) {
+    for (Runnable* part : {&dispatcher->poller(0), &dispatcher->worker(0),
+                           &dispatcher->worker(GetParam().workers - 1), &dispatcher->control()}) {
       if (part->prepare_to_wait()) part->finish_wait();
     }
   };
@@ -208,7 +218,8 @@ TEST(AllocationsOfARing, AreNone) {
                                            const BatchInfo&) noexcept { handled += cqes.size(); }));
   ASSERT_TRUE(handle.ok());
   const auto flow = [&](std::uint64_t until) {
-    for (std::uint64_t made = handled; handled < until;) {
+    std::uint64_t made = handled;
+    while (handled < until) {
       // Prepared until it is refused: that is data path, too.
       for (io_uring_sqe* sqe = nullptr; (*ring)->try_prepare(std::span(&sqe, 1)); ++made) {
         ::io_uring_prep_nop(sqe);

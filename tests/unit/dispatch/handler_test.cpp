@@ -168,6 +168,19 @@ TEST(Handler, IsGivenWhatTheDispatcherGives) {
   EXPECT_TRUE(called);
 }
 
+std::size_t given_to_function = 0;
+void function_handler(Batch batch, const BatchInfo&) noexcept {
+  given_to_function += batch.size();
+}
+
+TEST(Handler, OfAPlainFunctionIsAPointerToIt) {
+  const ibv_wc wc{};
+  Handler handler(function_handler);
+  Handler moved(std::move(handler));
+  moved({&wc, 1}, {});
+  EXPECT_EQ(given_to_function, 1u);
+}
+
 TEST(Handler, DefaultIsNone) {
   EXPECT_FALSE(static_cast<bool>(Handler{}));
 }

@@ -59,6 +59,18 @@ TEST(PlannedConfig, CarriesHowPollersAndWorkersWait) {
   EXPECT_TRUE(dispatch.validate().ok()) << dispatch.validate().to_string();
 }
 
+TEST(PlannedConfig, CarriesKeyLanesAndTheOrderOfARoute) {
+  Config config;
+  config.pools[0].key_lanes = 17;
+  config.routes.push_back({.name = "accounts", .order = Order::per_key});
+  const DispatcherConfig dispatch = planned(two_nics(), config);
+  ASSERT_EQ(dispatch.pools.size(), 2U);
+  for (const PoolConfig& pool : dispatch.pools) EXPECT_EQ(pool.key_lanes, 17U);
+  ASSERT_EQ(dispatch.routes.size(), 1U);
+  EXPECT_EQ(dispatch.routes[0].order, Order::per_key);
+  EXPECT_TRUE(dispatch.validate().ok()) << dispatch.validate().to_string();
+}
+
 TEST(PlannedConfig, SplitsAPoolByNodeAndValidates) {
   const DispatcherConfig dispatch = planned(two_nics(), Config{});
   ASSERT_EQ(dispatch.pools.size(), 2U);

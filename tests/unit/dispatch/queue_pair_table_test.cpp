@@ -7,6 +7,7 @@
 
 #include <array>
 #include <unordered_map>
+#include <vector>
 
 #include "state.hpp"
 
@@ -61,6 +62,57 @@ RC_GTEST_PROP(QueuePairTableProperty, IsAMapFromNumbersToConnections, ()) {
       const auto found = model.find(number);
       RC_ASSERT(table.find(number) == (found == model.end() ? nullptr : found->second));
     }
+  }
+}
+
+/// All 32 bits, the ends, and what an empty slot holds for a number: nobody must be taken for one.
+rc::Gen<std::uint32_t> any_numbers() {
+  constexpr std::uint32_t kInverse = 0x0E8B2F51;  // of the hash's multiplier
+  return rc::gen::oneOf(
+      rc::gen::resize(100, rc::gen::arbitrary<std::uint32_t>()),
+      rc::gen::element<std::uint32_t>(0, 1, ~0U, ~0U - 1, 1U << 31, (1U << 31) - 1, 1U << 24),
+      rc::gen::map(rc::gen::inRange<std::uint32_t>(0, 160),
+                   [](std::uint32_t slot) { return (slot << 4) * kInverse; }));
+}
+
+RC_GTEST_PROP(QueuePairTableProperty, TakesNumbersOfAllBitsInTablesOfAllSizes, ()) {
+  const std::size_t entries_max = *rc::gen::inRange<std::size_t>(0, 65);
+  QueuePairTable table(entries_max);
+  std::unordered_map<std::uint32_t, ConnectionState*> model;
+  const auto pool = *rc::gen::container<std::vector<std::uint32_t>>(100, any_numbers());
+  const auto check = [&] {
+    const QueuePairTable::View view = table.view();
+    std::size_t at_home = 0;
+    for (const std::uint32_t number : pool) {
+      const auto found = model.find(number);
+      ConnectionState* const expected = found == model.end() ? nullptr : found->second;
+      RC_ASSERT(table.find(number) == expected);
+      RC_ASSERT(view.find(number) == expected);
+      // At home or elsewhere, and never another's.
+      ConnectionState* const there = view.at_home(number);
+      RC_ASSERT(there == nullptr || there == expected);
+      at_home += there != nullptr;
+    }
+    RC_ASSERT(table.size() == model.size());
+    // The first of a cluster is at home: were none, at_home() would find nothing at all.
+    RC_ASSERT(model.empty() || at_home > 0);
+  };
+  check();  // an empty table knows nobody
+  const int steps = *rc::gen::inRange(0, 150);
+  for (int i = 0; i < steps; ++i) {
+    const std::uint32_t qp_num = *rc::gen::elementOf(pool);
+    ConnectionState* const connection =
+        &connections[*rc::gen::inRange<std::size_t>(0, connections.size())];
+    const auto known = model.find(qp_num);
+    if (*rc::gen::inRange(0, 3) > 0) {
+      if (known == model.end() && model.size() == entries_max) continue;
+      table.insert(qp_num, connection);
+      model[qp_num] = connection;
+    } else {
+      table.erase(qp_num, known == model.end() ? connection : known->second);
+      if (known != model.end()) model.erase(known);
+    }
+    check();
   }
 }
 

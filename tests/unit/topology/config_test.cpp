@@ -97,6 +97,7 @@ nodes = "any"
 cpus = "0-3,8"
 spin_rounds = 0
 lanes = 256
+key_lanes = 64
 [srq.in]
 depth = 512
 buffer_size = "8KiB"
@@ -137,6 +138,7 @@ housekeeping_cpus = "0"
   EXPECT_EQ(pool.cpus, "0-3,8");
   EXPECT_EQ(pool.spin_rounds, 0U);
   EXPECT_EQ(pool.lanes, 256U);
+  EXPECT_EQ(pool.key_lanes, 64U);
   ASSERT_THAT(config.srqs, SizeIs(1));
   const SrqSettings& srq = config.srqs[0];
   EXPECT_EQ(srq.name, "in");
@@ -237,6 +239,22 @@ TEST(ConfigFile, AWorkersSpinIsFixedOrAdaptive) {
   EXPECT_EQ(taken(read("[pools.p]\nspin = \"adaptive\"\n")).pools[0].spin, SpinMode::adaptive);
 }
 
+TEST(ConfigFile, OrderPerKeyHasLanesOfItsOwn) {
+  EXPECT_EQ(taken(read("[pools.p]\n")).pools[0].key_lanes, 256U);
+  const Config config = taken(read("[pools.p]\nkey_lanes = 7\n[routes.r]\norder = \"per_key\"\n"));
+  EXPECT_EQ(config.pools[0].key_lanes, 7U);
+  EXPECT_EQ(config.pools[0].lanes, std::nullopt);
+  EXPECT_EQ(config.routes[0].order, Order::per_key);
+  EXPECT_THAT(config.to_toml(true), AllOf(HasSubstr("key_lanes = 7  # sluice.toml:2:13\n"),
+                                          HasSubstr("order = \"per_key\"  # sluice.toml:4:9\n")));
+  EXPECT_THAT(Config::documented_defaults(), HasSubstr("key_lanes = 256"));
+  const Config other =
+      taken(read("[pools.p]\nkey_lanes = 7\n", {{"SLUICE_POOLS__P__KEY_LANES", "8"}},
+                 {{"routes.r.order", "per_key", "--set"}}));
+  EXPECT_EQ(other.pools[0].key_lanes, 8U);
+  EXPECT_EQ(other.routes[0].order, Order::per_key);
+}
+
 // ---- what is wrong in a file
 
 TEST(ConfigErrors, UnknownKeyNamesItsPlaceAndTheNearest) {
@@ -323,6 +341,7 @@ TEST(ConfigErrors, NumbersAreTakenWithinTheirRangeOnly) {
                                                   {"pools.p", "workers", 1, 58},
                                                   {"pools.p", "spin_rounds", 0, kMillion},
                                                   {"pools.p", "lanes", 1, kMillion},
+                                                  {"pools.p", "key_lanes", 1, kMillion},
                                                   {"srq.s", "depth", 1, kMillion},
                                                   {"srq.s", "buffer_size", 1, 1 << 30},
                                                   {"memory", "node", 0, 1023},
@@ -353,8 +372,18 @@ TEST(ConfigErrors, BadValueStandsAtTheValueAndSaysWhatIsTaken) {
   EXPECT_THAT(only_error(read("[pools.a]\nworkers = \"atuo\"\n")),
               HasSubstr("did you mean \"auto\"?"));
   EXPECT_THAT(only_error(read("[routes.a]\norder = \"per_conection\"\n")),
-              AllOf(HasSubstr("\"inline\", \"none\" or \"per_connection\""),
+              AllOf(HasSubstr("\"inline\", \"none\", \"per_connection\" or \"per_key\""),
                     HasSubstr("did you mean \"per_connection\"?")));
+}
+
+TEST(ConfigErrors, KeyLanesAreANumberAndAQueueOfTheFileHasNoKey) {
+  EXPECT_THAT(only_error(read("[pools.a]\nkey_lanes = \"auto\"\n")),
+              HasSubstr("a whole number from 1 to 1048576"));
+  EXPECT_EQ(
+      only_error(read("[routes.r]\norder = \"per_key\"\n[srq.s]\nroute = \"r\"\n")),
+      "sluice.toml:4:9: error: srq.s.route: the route \"r\" has order = \"per_key\", and a "
+      "queue that is made from the configuration has no key function; name a route of another "
+      "order");
 }
 
 TEST(ConfigErrors, ChoicesAreTheirWordsOnly) {
@@ -605,7 +634,7 @@ TEST(ConfigPrecedence, TheLastOfTwoFlagsWins) {
 TEST(ConfigEnvironment, ReachesEveryKey) {
   const std::string file = "[pollers.a-b]\n[pools.a-b]\n[srq.a-b]\n[routes.a-b]\n";
   const auto values = taken(read(file)).values();
-  ASSERT_THAT(values, SizeIs(32));
+  ASSERT_THAT(values, SizeIs(33));
   for (const auto& [path, value] : values) {
     std::string name = "SLUICE_";
     for (const char c : path)
@@ -792,7 +821,7 @@ TEST(ConfigWriting, AFileNameCannotBreakOutOfAComment) {
 TEST(ConfigWriting, ValuesAreInTheOrderOfTheDocumentation) {
   std::vector<std::string> paths;
   for (const auto& [path, value] : Config{}.values()) paths.push_back(path);
-  ASSERT_THAT(paths, SizeIs(23));
+  ASSERT_THAT(paths, SizeIs(24));
   EXPECT_EQ(paths.front(), "pollers.default.device");
   EXPECT_EQ(paths[11], "pools.default.workers");
   EXPECT_EQ(paths.back(), "dispatcher.housekeeping_cpus");
@@ -862,6 +891,7 @@ void fill_groups(Config& config) {
     pool.spin = *rc::gen::element(SpinMode::fixed, SpinMode::adaptive);
     pool.spin_rounds = *number(0, 1 << 20);
     pool.lanes = maybe(number(1, 1 << 20));
+    pool.key_lanes = *number(1, 1 << 20);
   }
 }
 
@@ -871,7 +901,8 @@ Config some_config() {
   for (const auto& name : some_names(0, 3)) {
     RouteSettings& route = config.routes.emplace_back();
     route.name = name;
-    route.order = *rc::gen::element(Order::inlined, Order::none, Order::per_connection);
+    route.order =
+        *rc::gen::element(Order::inlined, Order::none, Order::per_connection, Order::per_key);
     if (route.order != Order::inlined) route.pool = some_of(config.pools);
     route.pollers = some_of(config.pollers);
   }
@@ -883,6 +914,9 @@ Config some_config() {
     if (*rc::gen::arbitrary<bool>()) srq.receive_cq_size = *number(srq.depth, 1 << 22);
     srq.per_poller = *rc::gen::arbitrary<bool>();
     srq.route = some_of(config.routes);
+    for (const auto& route : config.routes) {
+      if (route.name == srq.route && route.order == Order::per_key) srq.route.clear();
+    }
     srq.pollers = some_of(config.pollers);
     for (const auto& route : config.routes) {
       if (route.name == srq.route && !route.pollers.empty()) srq.pollers = route.pollers;
@@ -930,6 +964,13 @@ TEST(ConfigDiff, NamesChangedValuesByPath) {
   EXPECT_THAT(changes("[pools.a]\nworkers = 4\n", "[pools.a]\nworkers = 6\n[memory]\nnode = 1\n"),
               ElementsAre("pools.a.workers: 4 -> 6 (needs a restart)",
                           "memory.node: \"poller\" -> 1 (needs a restart)"));
+}
+
+TEST(ConfigDiff, NamesKeyLanesAndTheOrder) {
+  EXPECT_THAT(changes("[pools.a]\n[routes.r]\n",
+                      "[pools.a]\nkey_lanes = 8\n[routes.r]\norder = \"per_key\"\n"),
+              ElementsAre("pools.a.key_lanes: 256 -> 8 (needs a restart)",
+                          "routes.r.order: \"per_connection\" -> \"per_key\" (needs a restart)"));
 }
 
 TEST(ConfigDiff, NamesGroupsThatComeAndGo) {

@@ -75,7 +75,7 @@ class Handler {
   requires(!std::is_same_v<std::remove_cvref_t<F>, Handler> &&
            std::is_invocable_v<F&, std::span<const ibv_wc>, const BatchInfo&>)
       Handler(F&& callable) {  // NOLINT(bugprone-forwarding-reference-overload): constrained above
-    using Callable = std::remove_cvref_t<F>;
+    using Callable = std::decay_t<F>;  // of a function: a pointer to it
     static_assert(std::is_nothrow_invocable_v<Callable&, std::span<const ibv_wc>, const BatchInfo&>,
                   "a completion handler must be noexcept: nobody could catch what it throws");
     if constexpr (sizeof(Callable) <= kInlineSize &&

@@ -69,6 +69,7 @@ struct PoolSettings {
   /// Connections whose order it keeps at once, per node; unset: "auto", [dispatcher]
   /// connections_max. 1..2^20
   std::optional<std::uint32_t> lanes;
+  std::uint32_t key_lanes = 256;  ///< of order per_key, shared by all keys, per node; 1..2^20
 };
 
 /// A shared receive queue: [srq.NAME].
