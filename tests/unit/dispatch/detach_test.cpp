@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -397,6 +398,38 @@ TEST(Stop, MeetsAttachesFromOtherThreadsAndEndsAtOnce) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
     for (std::thread& attacher : attachers) attacher.join();
     if (HasFailure()) return;
+  }
+}
+
+// The poller gave up polling to empty whenever buffers ran short, and began anew the next time.
+TEST(Detach, EndsUnderOverload) {
+  constexpr std::uint32_t kConnections = 100;
+  for (const std::uint32_t workers : {1U, 2U}) {
+    auto dispatcher = start(small_config(workers, WaitMode::event, Drive::host));
+    auto source = std::make_shared<SyntheticSource>(4096);
+    auto receive = dispatcher->attach(source, {}, [](auto, const auto&) noexcept {});
+    ASSERT_TRUE(receive.ok());
+    std::vector<std::shared_ptr<ConnectionHandle>> connections;
+    for (std::uint32_t qp_num = 0; qp_num < kConnections; ++qp_num) {
+      auto connection = dispatcher->attach_queue_pair(qp_num, {.receive_source = *receive});
+      ASSERT_TRUE(connection.ok());
+      connections.push_back(*connection);
+    }
+    run_all_once(*dispatcher);
+    std::optional<DetachReport> report;
+    std::uint32_t qp_num = 1;  // 0 is quiet, and is detached
+    const auto step = [&] {
+      while (source->complete(qp_num, 0)) qp_num = qp_num % (kConnections - 1) + 1;
+      dispatcher->poller(0).run_once();
+      dispatcher->worker(0).run_once();  // one of them alone does not keep up
+      dispatcher->control().run_once();
+    };
+    for (int round = 0; round < 100; ++round) step();
+    connections[0]->detach_async(kGenerous, [&](const DetachReport& r) { report = r; });
+    const auto end = std::chrono::steady_clock::now() + 2 * kGenerous;
+    while (!report && std::chrono::steady_clock::now() < end) step();
+    ASSERT_TRUE(report.has_value());
+    EXPECT_TRUE(report->clean) << workers << " workers: " << report->to_string();
   }
 }
 

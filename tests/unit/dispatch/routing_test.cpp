@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -382,6 +384,42 @@ TEST(Routing, AHotConnectionDoesNotStarveTheOthers) {
   }
   end = true;
   feeder.join();
+}
+
+/// Fills a source up, whatever is taken out of it.
+void keep_full(SyntheticSource& source, std::uint32_t& qp_num, std::uint32_t qp_nums) {
+  while (source.complete(qp_num, 0)) qp_num = qp_num % qp_nums + 1;
+}
+
+// One poller that never runs dry starved the other for good.
+TEST(Routing, EachPollerOfAPoolGetsItsTurn) {
+  for (const Order order : {Order::none, Order::per_connection}) {
+    DispatcherConfig config = small_config(1, WaitMode::busy, Drive::host);
+    config.pollers[0].count = 2;
+    auto dispatcher = start(config);
+    std::array<std::uint64_t, 2> handled{};
+    std::array<std::shared_ptr<SyntheticSource>, 2> sources;
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      sources[i] = std::make_shared<SyntheticSource>(1024);
+      ASSERT_TRUE(
+          dispatcher
+              ->attach(sources[i], {.order = order, .poller = i, .single_connection = true},
+                       [&handled, i](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+                         handled[i] += batch.size();
+                       })
+              .ok());
+    }
+    std::uint32_t qp_num = 1;
+    for (int round = 0; round < 1000; ++round) {
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        keep_full(*sources[i], qp_num, 1);
+        dispatcher->poller(i).run_once();
+      }
+      dispatcher->worker(0).run_once();
+    }
+    EXPECT_GT(handled[0], (handled[0] + handled[1]) / 3) << to_string(order);
+    EXPECT_GT(handled[1], (handled[0] + handled[1]) / 3) << to_string(order);
+  }
 }
 
 }  // namespace
