@@ -30,6 +30,9 @@ constexpr std::chrono::seconds kControlPatience{5};
 constexpr std::chrono::milliseconds kStopLook{1};
 /// What the detach of receive queues that were made in vain is given.
 constexpr std::chrono::seconds kUndoDeadline{5};
+/// How long a worker that was woken together with a poller looks out for what that one brings:
+/// about as long as one thread may wake later than another.
+constexpr std::int64_t kStandbyPatienceNs = 50'000;
 /// Empty rounds after which a busy poller lets others have the CPU, where threads outnumber CPUs.
 constexpr std::uint32_t kYieldAfterRounds = 64;
 
@@ -290,6 +293,12 @@ bool DispatcherImpl::Crowding::shares(std::optional<unsigned> cpu) const {
 Status DispatcherImpl::start_threads() {
   SLUICE_RETURN_IF_ERROR(check_cpus());
   crowding_ = crowding();
+  std::size_t first = 0;
+  for (const auto& pool : pools_) {
+    // On a shared CPU a standby would keep the poller from running that it waits for.
+    if (crowding_.shares(round_robin(pool->config.cpus, 0))) workers_[first]->stand_by_for({});
+    first += pool->config.workers;
+  }
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {  // before the first of them runs
     const PollerPlace& place = places_[i];
     if (!crowding_.shares(round_robin(place.group->cpus, place.index))) continue;
@@ -344,15 +353,18 @@ void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index)
     return;
   }
   std::uint32_t searches = 0;
+  std::int64_t poller_due = 0;
   while (!pool.parking.stopping()) {
     if (worker.run_once() > 0) {
       searches = 0;
-    } else if (searches++ < pool.config.spin_rounds) {
+      poller_due = 0;
+    } else if (searches++ < pool.config.spin_rounds || steady_ns() < poller_due) {
       cpu_relax();
     } else if (worker.prepare_to_wait()) {
       worker.park();
       worker.finish_wait();
       searches = 0;
+      poller_due = worker.stood_by() ? steady_ns() + kStandbyPatienceNs : 0;
     }
   }
 }
@@ -360,16 +372,19 @@ void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index)
 /// The same with a controller that learns how long to search.
 void DispatcherImpl::spin_adaptively(Worker& worker, Pool& pool, bool shares_cpu) {
   WaitController controller(worker_spin(shares_cpu));
+  std::int64_t poller_due = 0;
   while (!pool.parking.stopping()) {
     if (worker.run_once() > 0) {
       if (controller.is_idle()) controller.worked(steady_ns());
-    } else if (controller.idle(steady_ns())) {
+      poller_due = 0;
+    } else if (const std::int64_t now = steady_ns(); now < poller_due || controller.idle(now)) {
       cpu_relax();
     } else if (worker.prepare_to_wait()) {
       controller.blocked(steady_ns());
       worker.park();
       controller.woke(steady_ns());
       worker.finish_wait();
+      poller_due = worker.stood_by() ? steady_ns() + kStandbyPatienceNs : 0;
     }
   }
 }

@@ -60,6 +60,7 @@ Poller::Poller(std::uint32_t index, const PollerConfig& config, topology::NodeMe
       batch_memory_(std::move(memory)) {
   hot_.reserve(config.sources_max);
   with_early_.reserve(config.sources_max);
+  to_unwatch_.reserve(ready_.size());
   free_slots_.reserve(config.sources_max);
   for (std::uint32_t slot = config.sources_max; slot-- > 0;) free_slots_.push_back(slot);
   static_assert(std::is_trivially_destructible_v<Batch>, "they go with their memory");
@@ -116,6 +117,7 @@ std::size_t Poller::run_once() {
     if (brought == 0) break;
     work += brought;
   }
+  if (!to_unwatch_.empty()) unwatch_hot_sources();
   settle_tally();
   // An idle round of a poller with nothing hot looks at the cold ones in the next one.
   if (work == 0 && hot_.empty()) check_cold_now_ = true;
@@ -203,6 +205,7 @@ void Poller::check_cold_sources() {
     }
     source->woken = true;
     turn_hot(source);
+    to_unwatch_.push_back(source);
   }
   ready_count_ = 0;
   if (cooled_for_ns_ != 0) {
@@ -407,6 +410,17 @@ bool Poller::try_execute(PutOff& of) {
   return try_remove(of);
 }
 
+[[gnu::always_inline]] inline void Poller::publish(SourceState* source, Parcel* batch,
+                                                   std::uint32_t count, bool sorted) {
+  // Written only if it changes: the worker has this line in its cache.
+  if (batch->stream != &source->stream) batch->stream = &source->stream;
+  source->stream.handover.hand(count);
+  Pool* const pool = source->pool;
+  SLUICE_CHECK(pool->batches[index_]->push(BatchTicket(static_cast<Batch*>(batch), count, sorted)),
+               "a batch ring is shorter than the batches");
+  pool->parking.notify_published();
+}
+
 bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
   // What came before it was known goes first, in its order.
   auto& early = source->early;
@@ -447,8 +461,10 @@ bool Poller::try_remove(PutOff& of) {
   const PollerCommand& command = of.command;
   SourceState* const source = command.source;
   if (!poll_to_empty(source, of.left)) {
-    if (source->heat == Heat::cold)
+    if (source->heat == Heat::cold) {
       turn_hot(source);  // among those that a starved poller waits for
+      unwatch(source);
+    }
     return false;
   }
   if (command.kind == PollerCommand::Kind::remove_connection) {
@@ -478,7 +494,9 @@ bool Poller::poll_to_empty(SourceState* source, std::uint32_t& left) {
 void Poller::forget(SourceState* source) {
   if (source->heat == Heat::gone) return;  // the attach failed before the poller heard of it
   if (source->heat == Heat::hot) remove_from_hot(source);
-  if (source->heat == Heat::cold) remove_from_cold(source);
+  if (source->heat == Heat::cold) --cold_;
+  unwatch(source);
+  std::erase(to_unwatch_, source);
   if (!source->early.empty()) {
     std::erase(with_early_, source);
     for (const ibv_wc& wc : source->early) orphan(source, wc);
@@ -551,16 +569,6 @@ inline Poller::Poll Poller::poll_into_batch(SourceState* source) {
   return {Polled::some, count};
 }
 
-inline void Poller::publish(SourceState* source, Parcel* batch, std::uint32_t count, bool sorted) {
-  // Written only if it changes: the worker has this line in its cache.
-  if (batch->stream != &source->stream) batch->stream = &source->stream;
-  source->stream.handover.hand(count);
-  Pool* const pool = source->pool;
-  SLUICE_CHECK(pool->batches[index_]->push(BatchTicket(static_cast<Batch*>(batch), count, sorted)),
-               "a batch ring is shorter than the batches");
-  pool->parking.notify_published();
-}
-
 /// For a pool of one worker: completions of many connections, sorted by connection on the way from
 /// the scratch buffer into a batch. What one worker gets in order it handles in order.
 Poller::Poll Poller::poll_sorted(SourceState* source) {
@@ -591,6 +599,7 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
   std::array<ConnectionState*, kBatchSize> groups;
   std::uint32_t group_count = 0;
   std::uint32_t unknown = 0;
+#pragma GCC unroll 4
   for (std::uint32_t i = 0; i < count; ++i) {
     ConnectionState* connection = queue_pairs.at_home(completions[i].qp_num);
     if (connection == nullptr) [[unlikely]] {
@@ -626,6 +635,7 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
       if (of[i] != nullptr) *of[i]->batch_at++ = completions[i];
     }
   } else if (!as_it_is) {
+#pragma GCC unroll 4
     for (std::uint32_t i = 0; i < count; ++i) *of[i]->batch_at++ = completions[i];
   }
   const std::uint32_t known = count - unknown;
@@ -811,13 +821,16 @@ void Poller::route(SourceState* source, std::span<const ibv_wc> completions) {
   }
   const QueuePairTable::View queue_pairs = source->queue_pairs->view();
   for (const ibv_wc& wc : completions) {
-    ConnectionState* const connection = queue_pairs.find(wc.qp_num);
-    if (connection != nullptr) [[likely]] {
-      append(connection->open, &connection->lane, &connection->receives, wc);
-    } else {
-      source->stream.handover.take_back(1);
-      hold_or_orphan(source, wc);
+    ConnectionState* connection = queue_pairs.at_home(wc.qp_num);
+    if (connection == nullptr) [[unlikely]] {
+      connection = queue_pairs.find(wc.qp_num);
+      if (connection == nullptr) {
+        source->stream.handover.take_back(1);
+        hold_or_orphan(source, wc);
+        continue;
+      }
     }
+    append(connection->open, &connection->lane, &connection->receives, wc);
   }
 }
 
@@ -927,7 +940,7 @@ void Poller::expire_early_completions() {
 // -----------------------------------------------------------------------------------
 
 void Poller::turn_hot(SourceState* source) {
-  remove_from_cold(source);
+  --cold_;
   source->heat = Heat::hot;
   source->empty_rounds = 0;
   hot_.push_back(source);
@@ -956,10 +969,12 @@ std::uint32_t Poller::try_turn_cold(SourceState* source) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = mark_of(*source);
-  if (::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, source->source->wait_fd(), &event) != 0) {
+  if (!source->watched &&
+      ::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, source->source->wait_fd(), &event) != 0) {
     source->polled_for_good = true;
     return 0;
   }
+  source->watched = true;
   remove_from_hot(source);
   source->heat = Heat::cold;
   ++cold_;
@@ -967,10 +982,19 @@ std::uint32_t Poller::try_turn_cold(SourceState* source) {
   return 0;
 }
 
-/// Its heat is the caller's to change.
-void Poller::remove_from_cold(SourceState* source) {
-  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
-  --cold_;
+void Poller::unwatch(SourceState* source) {
+  if (std::exchange(source->watched, false)) {
+    ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, source->source->wait_fd(), nullptr);
+  }
+}
+
+/// Hot sources leave epoll only after their first polls: a worker that was woken by the same event
+/// (the standby) would otherwise find nothing to have been woken for, and sleep on.
+void Poller::unwatch_hot_sources() {
+  for (SourceState* source : to_unwatch_) {
+    if (source->heat == Heat::hot) unwatch(source);
+  }
+  to_unwatch_.clear();
 }
 
 void Poller::remove_from_hot(SourceState* source) {
@@ -989,7 +1013,8 @@ void Poller::fail(SourceState* source, SourceFault fault, int error) {
     source->polled_for_good = true;
   } else {
     if (source->heat == Heat::hot) remove_from_hot(source);
-    if (source->heat == Heat::cold) remove_from_cold(source);
+    if (source->heat == Heat::cold) --cold_;
+    unwatch(source);
     source->heat = Heat::failed;
     source->dead.store(true, std::memory_order_seq_cst);
   }

@@ -185,7 +185,8 @@ class Poller final : public Runnable {
   void turn_hot(SourceState* source);
   std::uint32_t try_turn_cold(SourceState* source);
   void remove_from_hot(SourceState* source);
-  void remove_from_cold(SourceState* source);
+  void unwatch(SourceState* source);
+  void unwatch_hot_sources();
   void fail(SourceState* source, SourceFault fault, int error);
 
   // Buffers.
@@ -211,6 +212,7 @@ class Poller final : public Runnable {
   std::vector<std::uint32_t> free_slots_;
   std::vector<SourceState*> hot_;
   std::vector<PutOff> put_off_;           ///< waiting for buffers
+  std::vector<SourceState*> to_unwatch_;  ///< turned hot in this round by an event
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
   std::uint32_t cold_ = 0;                ///< sources that wait in epoll
   std::uint32_t rounds_since_cold_check_ = 0;

@@ -186,7 +186,8 @@ struct SourceState {
   std::uint32_t empty_rounds = 0;
   std::uint32_t slot = 0;
   std::uint32_t generation = 0;
-  bool woken = false;  ///< has become hot through an event and has not brought anything since
+  bool watched = false;  ///< its fd is in epoll: cold, or turned hot in this very round
+  bool woken = false;    ///< has become hot through an event and has not brought anything since
   std::unique_ptr<QueuePairTable> queue_pairs;  ///< a source of many connections
   std::vector<ibv_wc> early;                    ///< completions of connections being set up (C6)
   OpenParcels open;                             ///< of a source of one connection

@@ -103,10 +103,16 @@ inline void Worker::run_batch(BatchTicket ticket) {
   std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_source_.store(source->id, std::memory_order_relaxed);
   if (!ticket.sorted()) {
-    BatchInfo info = batch->stream->info;
-    info.worker = index_;
+    // What is kept says worker 0: the first one need not copy it.
+    const BatchInfo* info = &batch->stream->info;
+    BatchInfo of_another;
+    if (index_ != 0) {
+      of_another = *info;
+      of_another.worker = index_;
+      info = &of_another;
+    }
     handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
-    source->handler(completions, info);
+    source->handler(completions, *info);
     handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
     source->source->retire(completions);
   } else {
@@ -265,7 +271,6 @@ void Worker::park() noexcept {
   pool_.standby.store(watched_, std::memory_order_relaxed);
   epoll_event event;
   ::epoll_wait(standby_fd_, &event, 1, -1);  // a signal ends it, too: as a wake for nothing
-  pool_.standby.store(0, std::memory_order_relaxed);
   // Until it has found work: a poller that is slow to see to its descriptor would wake us on and
   // on.
   standby_was_in_vain_ = true;
@@ -297,6 +302,8 @@ Worker::~Worker() {
 void Worker::finish_wait() {
   owner_.check("a worker is driven by one thread; another one finished its wait");
   if (host_driven_ || on_standby_) pool_.parking.finish_wait(index_);
+  // A searcher by now, whom a poller need not wake either.
+  if (on_standby_) pool_.standby.store(0, std::memory_order_relaxed);
   control_.note_wake();
 }
 

@@ -44,6 +44,8 @@ class Worker final : public Runnable {
   void release_thread() override { owner_.release(); }
   /// Sleeps until there is work or the pool stops; after prepare_to_wait() said yes.
   void park() noexcept;
+  /// The sleep that has just ended was a standby's: what wakes the poller, too, will be here soon.
+  [[nodiscard]] bool stood_by() const noexcept { return on_standby_; }
   /// The pollers' descriptors, for the standby; before it is driven.
   void stand_by_for(std::vector<int> poller_fds) { poller_fds_ = std::move(poller_fds); }
 

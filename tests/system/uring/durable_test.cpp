@@ -223,6 +223,7 @@ class Engine {
     ReceivePool* const pool = link.buffers;
     if (pool == nullptr || !pool->owns(wc.wr_id)) {
       link.reply.note(wc);
+      if (link.server != nullptr) acknowledge(link);
     } else if (wc.status != IBV_WC_SUCCESS) {
       pool->take(wc).release();  // flushed at the end; what failed has no key
     } else {
@@ -264,7 +265,15 @@ class Engine {
     if (cqe.res == -ECANCELED) ++link.cancelled_syncs;
     if (cqe.res != 0) return;
     link.durable[step.sequence % kWindow] = true;
-    while (link.durable[link.acknowledged % kWindow]) {
+    acknowledge(link);
+  }
+
+  /// What is durable, in order. No more than half of what the send queue takes: the credits of the
+  /// completions that this very call handles are not back before it returns, and the other half is
+  /// there for it.
+  static void acknowledge(Link& link) {
+    while (link.durable[link.acknowledged % kWindow] &&
+           link.reply.sent() - link.reply.completed_sends < kWindow) {
       link.durable[link.acknowledged++ % kWindow] = false;
       if (!link.reply.send(link.server->connection()).ok()) ++link.refused;
     }

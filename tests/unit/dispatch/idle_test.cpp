@@ -116,5 +116,51 @@ TEST(Idle, AStallIsSeenAlsoAfterEverythingHasSlept) {
   }
 }
 
+// A cold completion waits for one wake, not for the poller's and then the worker's. A standby that
+// the machine has once let come too late sleeps plainly the next time: hence the tries.
+TEST(Standby, TheWorkerWakesTogetherWithThePollerThatHasFedIt) {
+  constexpr std::chrono::milliseconds kStall{10};
+  constexpr std::uint64_t kTries = 40;
+  DispatcherConfig config = small_config(1);
+  config.stall_threshold = kStall;
+  auto dispatcher = start(config);
+  auto source = std::make_shared<SyntheticSource>(16);
+  std::atomic<bool> hold{false};
+  std::atomic<bool> held{false};
+  source->set_hook([&](SyntheticSource::Point point) {
+    if (point != SyntheticSource::Point::before_poll || !hold) return;
+    held = true;
+    hold.wait(true);
+  });
+  std::atomic<std::uint64_t> handled{0};
+  ASSERT_TRUE(dispatcher
+                  ->attach(source, {.order = Order::none},
+                           [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+                             handled += batch.size();
+                           })
+                  .ok());
+  ASSERT_TRUE(source->complete(1, 0));
+  ASSERT_TRUE(eventually([&] { return handled == 1; }));
+  bool together = false;
+  for (std::uint64_t i = 1; !together && i <= kTries; ++i) {
+    await_doze(*dispatcher, kStall);
+    const auto before = dispatcher->counters();
+    held = false;
+    hold = true;
+    ASSERT_TRUE(source->complete(1, i));
+    ASSERT_TRUE(eventually([&] { return held.load(); })) << "the poller does not wake";
+    // It stands before its poll: nothing has been published yet.
+    together = dispatcher->counters().pollers[0].pre_wakes == before.pollers[0].pre_wakes &&
+               eventually([&] {
+                 return dispatcher->counters().workers[0].parks > before.workers[0].parks;
+               });
+    EXPECT_EQ(handled, i);
+    hold = false;
+    hold.notify_all();
+    ASSERT_TRUE(eventually([&] { return handled == i + 1; }));
+  }
+  EXPECT_TRUE(together) << "in " << kTries << " tries";
+}
+
 }  // namespace
 }  // namespace sluice::testing
