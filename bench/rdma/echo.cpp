@@ -133,6 +133,11 @@ class End {
   std::unique_ptr<Dispatcher> dispatcher_;
 };
 
+/// Begins a run: its answer makes the poller send, which nobody else does from then on.
+constexpr std::uint64_t kBegin = 0;
+/// The first message of the echoing process: it knows its connection.
+constexpr std::uint64_t kReady = 1;
+
 int complain(const Status& status) {
   fmt::print(stderr, "sluice-bench-rdma: the echoing process: {}\n", status.to_string());
   return 1;
@@ -160,7 +165,10 @@ int serve(const EchoOptions& options, const std::function<void(std::uint16_t)>& 
   listen.on_request = [&](std::span<const std::byte>) {
     return std::optional(end.connection_options());
   };
-  listen.on_connected = [&](std::shared_ptr<ConnectionHandle> handle) { end.use(handle); };
+  listen.on_connected = [&](std::shared_ptr<ConnectionHandle> handle) {
+    end.use(std::move(handle));
+    end.send(kReady);  // nothing is to be echoed before that: it would find no connection to go to
+  };
   auto listener = end.dispatcher().listen(std::move(endpoint), std::move(listen));
   if (!listener) return complain(listener.status());
   tell(port);
@@ -169,9 +177,6 @@ int serve(const EchoOptions& options, const std::function<void(std::uint16_t)>& 
   (*listener)->close();
   return 0;
 }
-
-/// Begins a run: its answer makes the poller send, which nobody else does from then on.
-constexpr std::uint64_t kBegin = 0;
 
 /// A run of messages, so many in flight: each answer sends the next.
 class Run {
@@ -227,12 +232,21 @@ Result<EchoResult> rdma_echo(const EchoOptions& options) {
   EchoResult result;
   {
     End end;
+    std::atomic<bool> ready{false};
+    end.on_message = [&ready](std::uint64_t value) { ready = value == kReady; };
     SLUICE_RETURN_IF_ERROR(end.open(options.address));
     auto handle =
         end.dispatcher().connect(end.peer(), options.address, std::to_string(child->port()),
                                  end.connection_config(), {}, end.connection_options(), kPatience);
     if (!handle) return handle.status();
     end.use(*handle);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!ready) {
+      if (end.failed() || std::chrono::steady_clock::now() > deadline) {
+        return Status(StatusCode::connection_lost, "the echoing process does not begin");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     Samples samples(options.round_trips / 10, options.round_trips - options.round_trips / 10);
     Run one(end, options.round_trips, 1, &samples);
     if (const auto took = one.run(); !took) return took.status();
