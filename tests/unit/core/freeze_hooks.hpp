@@ -9,7 +9,6 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -110,15 +109,18 @@ template <typename Work>
 /// All points of the given source files (from the repository's root).
 inline std::set<std::string> points_in(std::initializer_list<const char*> files) {
   std::set<std::string> points;
-  const std::regex call(R"re(Hooks::at\(\s*"([^"]+)"\))re");
+  const std::string call = "Hooks::at(";
   for (const char* file : files) {
     std::ifstream stream(std::string(SLUICE_SOURCE_DIR "/") + file);
     EXPECT_TRUE(stream) << file;
     std::stringstream text;
     text << stream.rdbuf();
     const std::string content = text.str();
-    for (std::sregex_iterator it(content.begin(), content.end(), call), end; it != end; ++it) {
-      points.insert((*it)[1]);
+    for (std::size_t at = content.find(call); at != std::string::npos;
+         at = content.find(call, at + 1)) {
+      const std::size_t open = content.find_first_not_of(" \n", at + call.size());
+      if (open == std::string::npos || content[open] != '"') continue;  // the hook's declaration
+      points.insert(content.substr(open + 1, content.find('"', open + 1) - open - 1));
     }
   }
   EXPECT_FALSE(points.empty());
