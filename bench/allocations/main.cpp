@@ -14,47 +14,7 @@
 
 #include "../figures/sources.hpp"
 #include "sluice/dispatch/dispatcher.hpp"
-
-namespace {
-std::atomic<bool> counting{false};
-std::atomic<std::uint64_t> allocations{0};
-void count() noexcept {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
-}
-}  // namespace
-
-// operator new comes here as well.
-extern "C" {
-void* __libc_malloc(std::size_t);
-void* __libc_calloc(std::size_t, std::size_t);
-void* __libc_realloc(void*, std::size_t);
-void* __libc_memalign(std::size_t, std::size_t);
-void* malloc(std::size_t size) noexcept {
-  count();
-  return __libc_malloc(size);
-}
-void* calloc(std::size_t number, std::size_t size) noexcept {
-  count();
-  return __libc_calloc(number, size);
-}
-void* realloc(void* memory, std::size_t size) noexcept {
-  count();
-  return __libc_realloc(memory, size);
-}
-void* memalign(std::size_t alignment, std::size_t size) noexcept {
-  count();
-  return __libc_memalign(alignment, size);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
-  count();
-  return __libc_memalign(alignment, size);
-}
-int posix_memalign(void** out, std::size_t alignment, std::size_t size) noexcept {
-  count();
-  *out = __libc_memalign(alignment, size);
-  return *out == nullptr ? 12 : 0;
-}
-}
+#include "sluice_test/count_allocations.hpp"
 
 namespace sluice::bench {
 namespace {

@@ -194,6 +194,20 @@ Result<Samples> cold_through_sluice(const Bench& bench, std::uint64_t count, dou
   return samples;
 }
 
+/// Signals `count` times, each only after the last one's sample was taken and its thread has gone
+/// to sleep: a thread that was held up is not signalled twice.
+template <typename Signal>
+void signal_sleepers(std::uint64_t count, std::atomic<std::uint64_t>& sent,
+                     const std::atomic<std::uint64_t>& received, Signal signal) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    do {
+      sleep_for(kAsleepInterval);
+    } while (received.load(std::memory_order_relaxed) < i);
+    sent.store(stamp(), std::memory_order_relaxed);
+    signal();
+  }
+}
+
 /// An event descriptor written on one core, a thread in epoll_wait on the other.
 Result<Samples> bare_epoll_wake(const Bench& bench, std::uint64_t count) {
   const EventFd event;
@@ -203,31 +217,22 @@ Result<Samples> bare_epoll_wake(const Bench& bench, std::uint64_t count) {
   if (event.fd() < 0 || epoll < 0 || ::epoll_ctl(epoll, EPOLL_CTL_ADD, event.fd(), &interest) != 0)
     return Status(StatusCode::resource_exhausted, "no epoll descriptor", errno);
   alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};
-  // The next signal waits for the last one's sample: a thread that was held up is not signalled
-  // twice.
   alignas(kCacheLine) std::atomic<std::uint64_t> received{0};
   Samples samples(kColdWarmUp, count);
-  const Role roles[] = {{bench.cpu(1),
-                         [&] {
-                           for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
-                             do {
-                               sleep_for(kAsleepInterval);
-                             } while (received.load(std::memory_order_relaxed) < i);
-                             sent.store(stamp(), std::memory_order_relaxed);
-                             event.signal();
-                           }
-                         }},
-                        {bench.cpu(0), [&] {
-                           epoll_event ready{};
-                           for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
-                             while (::epoll_wait(epoll, &ready, 1, -1) != 1) {
-                             }
-                             const std::uint64_t now = stamp();
-                             samples.add(sent.load(std::memory_order_relaxed), now);
-                             event.drain();
-                             received.store(i + 1, std::memory_order_relaxed);
-                           }
-                         }}};
+  const Role roles[] = {
+      {bench.cpu(1),
+       [&] { signal_sleepers(kColdWarmUp + count, sent, received, [&] { event.signal(); }); }},
+      {bench.cpu(0), [&] {
+         epoll_event ready{};
+         for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
+           while (::epoll_wait(epoll, &ready, 1, -1) != 1) {
+           }
+           const std::uint64_t now = stamp();
+           samples.add(sent.load(std::memory_order_relaxed), now);
+           event.drain();
+           received.store(i + 1, std::memory_order_relaxed);
+         }
+       }}};
   const auto timing = run_pinned(roles);
   ::close(epoll);
   if (!timing) return timing.status();
@@ -242,20 +247,14 @@ Result<Samples> bare_futex_wake(const Bench& bench, std::uint64_t count) {
     ::syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
   };
   alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};
-  // The next signal waits for the last one's sample: a thread that was held up is not signalled
-  // twice.
   alignas(kCacheLine) std::atomic<std::uint64_t> received{0};
   Samples samples(kColdWarmUp, count);
   const Role roles[] = {{bench.cpu(0),
                          [&] {
-                           for (std::uint64_t i = 0; i < kColdWarmUp + count; ++i) {
-                             do {
-                               sleep_for(kAsleepInterval);
-                             } while (received.load(std::memory_order_relaxed) < i);
-                             sent.store(stamp(), std::memory_order_relaxed);
+                           signal_sleepers(kColdWarmUp + count, sent, received, [&] {
                              word.fetch_add(1, std::memory_order_release);  // (1) pairs with (2)
                              futex(FUTEX_WAKE, 1);
-                           }
+                           });
                          }},
                         {bench.cpu(1), [&] {
                            for (std::uint32_t seen = 0; seen < kColdWarmUp + count;) {

@@ -28,22 +28,34 @@ struct NoToken {
   explicit NoToken(Queue&) noexcept {}
 };
 
-template <typename T>
-class TbbQueue {
+/// What a queue without bulk operations has in common: its try_push() and try_pop(), again and
+/// again.
+template <typename Derived, typename T>
+class OneByOne {
  public:
   using Producer = NoToken;
   using Consumer = NoToken;
+  std::size_t push_some(Producer&, std::span<const T> items) {
+    for (std::size_t i = 0; i < items.size(); ++i)
+      if (!self().try_push(items[i])) return i;
+    return items.size();
+  }
+  std::size_t pop_some(Consumer&, std::span<T> out) { return self().try_pop(out[0]) ? 1 : 0; }
+  void reopen() noexcept {}
+  void finish() noexcept {}
+
+ private:
+  Derived& self() noexcept { return static_cast<Derived&>(*this); }
+};
+
+template <typename T>
+class TbbQueue : public OneByOne<TbbQueue<T>, T> {
+ public:
   explicit TbbQueue(std::size_t capacity) {
     queue_.set_capacity(static_cast<std::ptrdiff_t>(capacity));
   }
-  std::size_t push_some(Producer&, std::span<const T> items) {
-    for (std::size_t i = 0; i < items.size(); ++i)
-      if (!queue_.try_push(items[i])) return i;
-    return items.size();
-  }
-  std::size_t pop_some(Consumer&, std::span<T> out) { return queue_.try_pop(out[0]) ? 1 : 0; }
-  void reopen() noexcept {}
-  void finish() noexcept {}
+  bool try_push(const T& item) { return queue_.try_push(item); }
+  bool try_pop(T& out) { return queue_.try_pop(out); }
 
  private:
   tbb::concurrent_bounded_queue<T> queue_;
@@ -79,19 +91,11 @@ class MoodycamelQueue {
 
 /// AtomicQueue2 takes any element, AtomicQueue only what is one atomic; the latter is faster.
 template <typename T, unsigned kCapacity>
-class AtomicQueueOf {
+class AtomicQueueOf : public OneByOne<AtomicQueueOf<T, kCapacity>, T> {
  public:
-  using Producer = NoToken;
-  using Consumer = NoToken;
   explicit AtomicQueueOf(std::size_t /*capacity*/) {}
-  std::size_t push_some(Producer&, std::span<const T> items) {
-    for (std::size_t i = 0; i < items.size(); ++i)
-      if (!queue_.try_push(items[i])) return i;
-    return items.size();
-  }
-  std::size_t pop_some(Consumer&, std::span<T> out) { return queue_.try_pop(out[0]) ? 1 : 0; }
-  void reopen() noexcept {}
-  void finish() noexcept {}
+  bool try_push(const T& item) { return queue_.try_push(item); }
+  bool try_pop(T& out) { return queue_.try_pop(out); }
 
  private:
   std::conditional_t<std::is_pointer_v<T>, atomic_queue::AtomicQueue<T, kCapacity>,
@@ -100,19 +104,11 @@ class AtomicQueueOf {
 };
 
 template <typename T>
-class BoostQueue {
+class BoostQueue : public OneByOne<BoostQueue<T>, T> {
  public:
-  using Producer = NoToken;
-  using Consumer = NoToken;
   explicit BoostQueue(std::size_t capacity) : queue_(capacity) {}
-  std::size_t push_some(Producer&, std::span<const T> items) {
-    for (std::size_t i = 0; i < items.size(); ++i)
-      if (!queue_.bounded_push(items[i])) return i;
-    return items.size();
-  }
-  std::size_t pop_some(Consumer&, std::span<T> out) { return queue_.pop(out[0]) ? 1 : 0; }
-  void reopen() noexcept {}
-  void finish() noexcept {}
+  bool try_push(const T& item) { return queue_.bounded_push(item); }
+  bool try_pop(T& out) { return queue_.pop(out); }
 
  private:
   boost::lockfree::queue<T> queue_;

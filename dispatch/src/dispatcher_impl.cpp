@@ -186,14 +186,6 @@ Status DispatcherImpl::open() {
   for (const auto& pool : pools_) pools.push_back(pool.get());
   SLUICE_RETURN_IF_ERROR(make_pollers(pools));
   for (const auto& poller : pollers_) SLUICE_RETURN_IF_ERROR(poller->open());
-  if (host_driven()) return control_->open();
-  std::vector<int> poller_fds;
-  for (const auto& poller : pollers_) poller_fds.push_back(poller->wait_fd());
-  std::size_t first = 0;
-  for (const auto& pool : pools_) {
-    workers_[first]->stand_by_for(poller_fds);
-    first += pool->config.workers;
-  }
   return control_->open();
 }
 
@@ -293,10 +285,14 @@ bool DispatcherImpl::Crowding::shares(std::optional<unsigned> cpu) const {
 Status DispatcherImpl::start_threads() {
   SLUICE_RETURN_IF_ERROR(check_cpus());
   crowding_ = crowding();
+  std::vector<int> poller_fds;
+  for (const auto& poller : pollers_) poller_fds.push_back(poller->wait_fd());
   std::size_t first = 0;
   for (const auto& pool : pools_) {
     // On a shared CPU a standby would keep the poller from running that it waits for.
-    if (crowding_.shares(round_robin(pool->config.cpus, 0))) workers_[first]->stand_by_for({});
+    if (!crowding_.shares(round_robin(pool->config.cpus, 0))) {
+      workers_[first]->stand_by_for(poller_fds);
+    }
     first += pool->config.workers;
   }
   for (std::uint32_t i = 0; i < pollers_.size(); ++i) {  // before the first of them runs
@@ -348,42 +344,29 @@ void DispatcherImpl::run_poller(Poller& poller, std::uint32_t index) {
 void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index) {
   const auto cpu = round_robin(pool.config.cpus, index);
   bind(cpu);
-  if (pool.config.spin == SpinMode::adaptive) {
-    spin_adaptively(worker, pool, crowding_.shares(cpu));
-    return;
-  }
+  std::optional<WaitController> controller;  // learns how long to search
+  if (pool.config.spin == SpinMode::adaptive)
+    controller.emplace(worker_spin(crowding_.shares(cpu)));
   std::uint32_t searches = 0;
   std::int64_t poller_due = 0;
+  const auto searches_on = [&] {
+    if (!controller) return searches++ < pool.config.spin_rounds || steady_ns() < poller_due;
+    const std::int64_t now = steady_ns();
+    return now < poller_due || controller->idle(now);
+  };
   while (!pool.parking.stopping()) {
     if (worker.run_once() > 0) {
       searches = 0;
       poller_due = 0;
-    } else if (searches++ < pool.config.spin_rounds || steady_ns() < poller_due) {
+      if (controller && controller->is_idle()) controller->worked(steady_ns());
+    } else if (searches_on()) {
       cpu_relax();
     } else if (worker.prepare_to_wait()) {
+      if (controller) controller->blocked(steady_ns());
       worker.park();
+      if (controller) controller->woke(steady_ns());
       worker.finish_wait();
       searches = 0;
-      poller_due = worker.stood_by() ? steady_ns() + kStandbyPatienceNs : 0;
-    }
-  }
-}
-
-/// The same with a controller that learns how long to search.
-void DispatcherImpl::spin_adaptively(Worker& worker, Pool& pool, bool shares_cpu) {
-  WaitController controller(worker_spin(shares_cpu));
-  std::int64_t poller_due = 0;
-  while (!pool.parking.stopping()) {
-    if (worker.run_once() > 0) {
-      if (controller.is_idle()) controller.worked(steady_ns());
-      poller_due = 0;
-    } else if (const std::int64_t now = steady_ns(); now < poller_due || controller.idle(now)) {
-      cpu_relax();
-    } else if (worker.prepare_to_wait()) {
-      controller.blocked(steady_ns());
-      worker.park();
-      controller.woke(steady_ns());
-      worker.finish_wait();
       poller_due = worker.stood_by() ? steady_ns() + kStandbyPatienceNs : 0;
     }
   }

@@ -134,7 +134,6 @@ class DispatcherImpl : public std::enable_shared_from_this<DispatcherImpl> {
   [[nodiscard]] Status start_thread(std::string name, Body body);
   void run_poller(Poller& poller, std::uint32_t index);
   void run_worker(Worker& worker, Pool& pool, std::uint32_t index);
-  void spin_adaptively(Worker& worker, Pool& pool, bool shares_cpu);
   void run_control();
   [[nodiscard]] bool stopping() const noexcept {
     return stopping_.load(

@@ -793,19 +793,24 @@ bool Poller::lend(SourceState* source, std::span<const ibv_wc> completions) {
   ++lent_;
   batch->stream = stream;
   batch->count = static_cast<std::uint32_t>(completions.size());
-  batch->next = nullptr;
   source->stream.handover.hand(batch->count);
-  if (open->last == nullptr) {
-    open->first = batch;
-    open_lanes_[open_lane_count_++] = {open, &connection->lane, stream};
-  } else {
-    // The segment before it is not the last one any more, and may not be full.
-    open->last->count -= static_cast<std::uint32_t>(open->end - open->at);
-    open->last->next = batch;
-  }
-  open->last = batch;
+  link(*open, &connection->lane, stream, batch);
   open->at = open->end = nullptr;
   return true;
+}
+
+/// Behind what is open for the lane.
+inline void Poller::link(OpenParcels& open, Lane* lane, Stream* stream, Parcel* parcel) {
+  parcel->next = nullptr;
+  if (open.last == nullptr) {
+    open.first = parcel;
+    open_lanes_[open_lane_count_++] = {&open, lane, stream};
+  } else {
+    // It is not the last one any more, and a segment before a lent batch may not be full.
+    open.last->count -= static_cast<std::uint32_t>(open.end - open.at);
+    open.last->next = parcel;
+  }
+  open.last = parcel;
 }
 
 /// Copies completions (at most kBatchSize) into segments of their lanes: the one copy that an
@@ -857,14 +862,7 @@ void Poller::extend(OpenParcels& open, Lane* lane, Stream* stream) {
   SLUICE_CHECK(fresh != nullptr, "a source was polled without a segment for each completion");
   fresh->stream = stream;
   fresh->count = segment_size_;  // unless it is the last: see publish_lanes()
-  fresh->next = nullptr;
-  if (open.last == nullptr) {
-    open.first = fresh;
-    open_lanes_[open_lane_count_++] = {&open, lane, stream};
-  } else {
-    open.last->next = fresh;
-  }
-  open.last = fresh;
+  link(open, lane, stream, fresh);
   open.at = fresh->completions;
   open.end = open.at + segment_size_;
 }

@@ -173,6 +173,7 @@ class Poller final : public Runnable {
   void route(SourceState* source, std::span<const ibv_wc> completions);
   void route_by_key(SourceState* source, std::span<const ibv_wc> completions);
   [[nodiscard]] bool lend(SourceState* source, std::span<const ibv_wc> completions);
+  void link(OpenParcels& open, Lane* lane, Stream* stream, Parcel* parcel);
   void append(OpenParcels& open, Lane* lane, Stream* stream, const ibv_wc& wc);
   void extend(OpenParcels& open, Lane* lane, Stream* stream);
   void publish_lanes(SourceState* source);

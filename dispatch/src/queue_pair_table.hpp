@@ -16,38 +16,50 @@ struct ConnectionState;
 /// addressing with linear probing and backward-shift deletion, half full at most: one cache line
 /// per look-up as a rule, no allocation after construction. Not thread-safe: the poller's own.
 class QueuePairTable {
+  struct Slot {
+    std::uint32_t qp_num = 0;
+    ConnectionState* connection = nullptr;  ///< nullptr: empty
+  };
+  static_assert(sizeof(Slot) == 16, "the hash is taken from bit 4 on: it is a slot's offset, too");
+  // Queue pair numbers are 24 bits and often consecutive: a multiplicative hash spreads both ends.
+  static constexpr std::uint32_t kMultiplier = 0x9E3779B1;
+
  public:
   explicit QueuePairTable(std::size_t entries_max)
-      : slots_(std::bit_ceil(2 * entries_max + 2)), mask_(slots_.size() - 1) {
-    for (std::size_t at = 0; at < slots_.size(); ++at) slots_[at].qp_num = nobody(at);
-  }
-
-  [[nodiscard]] ConnectionState* find(std::uint32_t qp_num) const noexcept {
-    return look_up(slots_.data(), mask_, qp_num);
-  }
+      : slots_(std::bit_ceil(2 * entries_max + 2)), mask_(slots_.size() - 1) {}
 
   /// For look-ups in a row: the table as it is now, which the compiler can keep in registers.
   class View {
    public:
     [[nodiscard]] ConnectionState* find(std::uint32_t qp_num) const noexcept {
-      return look_up(slots_, mask_, qp_num);
+      if (ConnectionState* const there = at_home(qp_num); there != nullptr) [[likely]]
+        return there;
+      for (std::size_t at = offset(qp_num) >> 4;; at = (at + 1) & mask_) {
+        if (slots_[at].connection == nullptr) return nullptr;  // bound: an empty slot exists
+        if (slots_[at].qp_num == qp_num) return slots_[at].connection;
+      }
     }
 
     /// The one whose place the number's own is; nullptr: there is none, or it is elsewhere.
     [[nodiscard]] ConnectionState* at_home(std::uint32_t qp_num) const noexcept {
-      const std::size_t offset = (qp_num * kMultiplier) & (mask_ << 4);
-      const auto* const slot =
-          reinterpret_cast<const Slot*>(static_cast<const std::byte*>(slots_) + offset);
+      const auto* const slot = reinterpret_cast<const Slot*>(
+          reinterpret_cast<const std::byte*>(slots_) + offset(qp_num));
       return slot->qp_num == qp_num ? slot->connection : nullptr;
     }
 
    private:
     friend class QueuePairTable;
-    View(const void* slots, std::size_t mask) noexcept : slots_(slots), mask_(mask) {}
-    const void* const slots_;
+    View(const Slot* slots, std::size_t mask) noexcept : slots_(slots), mask_(mask) {}
+    [[nodiscard]] std::size_t offset(std::uint32_t qp_num) const noexcept {
+      return (qp_num * kMultiplier) & (mask_ << 4);
+    }
+    const Slot* const slots_;
     const std::size_t mask_;
   };
   [[nodiscard]] View view() const noexcept { return {slots_.data(), mask_}; }
+  [[nodiscard]] ConnectionState* find(std::uint32_t qp_num) const noexcept {
+    return view().find(qp_num);
+  }
 
   /// Replaces what was there for this number.
   void insert(std::uint32_t qp_num, ConnectionState* connection) noexcept {
@@ -79,44 +91,16 @@ class QueuePairTable {
         hole = at;
       }
     }
-    slots_[hole] = {nobody(hole), nullptr};
+    slots_[hole] = {};
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
-  struct Slot {
-    std::uint32_t qp_num = 0;
-    ConnectionState* connection = nullptr;
-  };
-  // Queue pair numbers are 24 bits and often consecutive: a multiplicative hash spreads both ends.
-  static constexpr std::uint32_t kMultiplier = 0x9E3779B1;
-  static constexpr std::uint32_t kInverse = 0x0E8B2F51;  ///< modulo 2^32
-  static_assert(kMultiplier * kInverse == 1);
-  static_assert(sizeof(Slot) == 16, "the hash is taken from bit 4 on: it is a slot's offset, too");
-
   [[nodiscard]] std::size_t home(std::uint32_t qp_num) const noexcept {
     return (qp_num * kMultiplier >> 4) & mask_;
   }
-  /// What an empty slot has for a number: one whose home is the next slot, so that no look-up that
-  /// begins here can take it for its own.
-  [[nodiscard]] std::uint32_t nobody(std::size_t at) const noexcept {
-    return static_cast<std::uint32_t>(((at + 1) & mask_) << 4) * kInverse;
-  }
 
-  [[nodiscard]] static ConnectionState* look_up(const void* slots, std::size_t mask,
-                                                std::uint32_t qp_num) noexcept {
-    const std::size_t offset = (qp_num * kMultiplier) & (mask << 4);
-    const auto* const first =
-        reinterpret_cast<const Slot*>(static_cast<const std::byte*>(slots) + offset);
-    if (first->qp_num == qp_num) [[likely]]
-      return first->connection;
-    const auto* const all = static_cast<const Slot*>(slots);
-    for (std::size_t at = offset >> 4;; at = (at + 1) & mask) {  // bound: an empty slot exists
-      if (all[at].connection == nullptr) return nullptr;
-      if (all[at].qp_num == qp_num) return all[at].connection;
-    }
-  }
   std::vector<Slot> slots_;
   std::size_t mask_;
   std::size_t size_ = 0;

@@ -34,8 +34,7 @@ std::size_t Worker::run_once() {
   if (handled_ > 0) {
     standby_was_in_vain_ = false;
     completions_.add(handled_);
-    idle_rounds_ = 0;
-  } else if (searching_ == host_driven_ && (host_driven_ || ++idle_rounds_ > search_after_)) {
+  } else if (searching_ == host_driven_ && (host_driven_ || !alone_)) {
     // A thread of ours is a searcher from here on, so that producers need not wake anybody; one
     // without colleagues only on its way to sleep, since there is nobody else to be woken. A host
     // may go elsewhere after this call; it is one only from prepare_to_wait() to its next round.
@@ -95,12 +94,20 @@ void Worker::run_lanes() {
   lane_runs_.add();
 }
 
+inline void Worker::call(SourceState* source, std::span<const ibv_wc> completions,
+                         const BatchInfo& info) {
+  const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
+  handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+  source->handler(completions, info);
+  handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
+  source->source->retire(completions);
+}
+
 /// A sorted batch is handled group by group: each a connection's.
 inline void Worker::run_batch(BatchTicket ticket) {
   Batch* const batch = ticket.batch();
   SourceState* const source = batch->stream->source;
   const std::span<const ibv_wc> completions{batch->completions, ticket.count()};
-  std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_source_.store(source->id, std::memory_order_relaxed);
   if (!ticket.sorted()) {
     // What is kept says worker 0: the first one need not copy it.
@@ -111,22 +118,15 @@ inline void Worker::run_batch(BatchTicket ticket) {
       of_another.worker = index_;
       info = &of_another;
     }
-    handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
-    source->handler(completions, *info);
-    handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
-    source->source->retire(completions);
+    call(source, completions, *info);
   } else {
     const ibv_wc* at = completions.data();
     const ibv_wc* const end = at + completions.size();
     for (const std::uintptr_t* group = batch->groups; at != end; ++group) {
       Stream* const stream = Stream::of_group(*group);
       const auto count = static_cast<std::uint32_t>(*group & Stream::kCountMask) + 1;
-      handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
-      source->handler({at, count}, stream->info);  // its worker is 0, as is the only one's index
-      sequence += 2;
-      handler_sequence_.store(sequence, std::memory_order_relaxed);
-      source->source->retire({at, count});
-      stream->handover.finish_in_lane(count);  // the last access to the connection
+      call(source, {at, count}, stream->info);  // its worker is 0, as is the only one's index
+      stream->handover.finish_in_lane(count);   // the last access to the connection
       at += count;
     }
   }
@@ -135,7 +135,7 @@ inline void Worker::run_batch(BatchTicket ticket) {
 void Worker::run_batches() {
   std::array<BatchTicket, kClaimMax> tickets;
   const std::size_t count =
-      claim(pool_.batches, batches_at_, std::span(tickets.data(), claim_max_));
+      claim(pool_.batches, batches_at_, std::span(tickets.data(), alone_ ? kClaimMax : 1));
   if (count == 0) return;
   found();
   std::array<Parcel*, kClaimMax> done;
@@ -180,7 +180,6 @@ void Worker::run_lane(Lane* lane) {
 Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
   Homebound home = homebound_;
   std::uint32_t handled = 0;
-  std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   while (parcel != nullptr && handled < budget) {
     Stream* const stream = parcel->stream;
     SourceState* const source = stream->source;
@@ -204,11 +203,7 @@ Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
       const std::span<const ibv_wc> completions{parcel->completions, parcel->count};
       parcel = parcel->next;
       if (parcel != nullptr) __builtin_prefetch(parcel);
-      handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
-      source->handler(completions, info);
-      sequence += 2;
-      handler_sequence_.store(sequence, std::memory_order_relaxed);
-      source->source->retire(completions);
+      call(source, completions, info);
       of_stream += static_cast<std::uint32_t>(completions.size());
     } while (parcel != nullptr && parcel->stream == stream && parcel->poller == poller &&
              handled + of_stream < budget);

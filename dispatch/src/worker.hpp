@@ -23,8 +23,7 @@ class Worker final : public Runnable {
          const std::vector<std::uint32_t>& batch_counts)
       : pool_(pool),
         index_(index),
-        claim_max_(pool.config.workers == 1 ? kClaimMax : 1),
-        search_after_(pool.config.workers == 1 ? ~std::uint32_t{0} : 0),
+        alone_(pool.config.workers == 1),
         host_driven_(host_driven),
         control_(control),
         lanes_at_{index % static_cast<std::uint32_t>(batch_counts.size())},
@@ -96,15 +95,14 @@ class Worker final : public Runnable {
   void run_lane(Lane* lane);
   Parcel* run_chain(Parcel* parcel, std::uint32_t budget);
   void run_batch(BatchTicket ticket);
+  void call(SourceState* source, std::span<const ibv_wc> completions, const BatchInfo& info);
   void settle();
   void watch(std::uint32_t poller) noexcept;
   void give_back(Poller* poller, std::span<Parcel* const> batches);
 
   Pool& pool_;
   const std::uint32_t index_;
-  const std::uint32_t claim_max_;
-  const std::uint32_t search_after_;  ///< rounds without work, before it counts as a searcher
-  std::uint32_t idle_rounds_ = 0;
+  const bool alone_;  ///< in its pool
   const bool host_driven_;
   ControlPort& control_;
   OwnerThread owner_;

@@ -26,10 +26,7 @@ struct Stream {
   [[nodiscard]] Handler handler() {
     return [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
       if (order == Order::per_connection) {
-        auto& log = *static_cast<ConnectionLog*>(info.context);
-        log.enter();
-        for (const ibv_wc& wc : batch) log.note(wc);
-        log.leave();
+        note_in_log(batch, info);
       }
       for (const ibv_wc& wc : batch) seen.at(wc.qp_num).fetch_add(1, std::memory_order_relaxed);
       handled.fetch_add(batch.size(), std::memory_order_release);

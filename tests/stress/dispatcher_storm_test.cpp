@@ -31,10 +31,7 @@ class Participant {
                            [this, at = logs.get(), &handled](std::span<const ibv_wc> batch,
                                                              const BatchInfo& info) noexcept {
                              if (order_ == Order::per_connection) {
-                               auto& log = *static_cast<ConnectionLog*>(info.context);
-                               log.enter();
-                               for (const ibv_wc& wc : batch) log.note(wc);
-                               log.leave();
+                               note_in_log(batch, info);
                              }
                              static_cast<void>(at);
                              handled.fetch_add(batch.size(), std::memory_order_release);
@@ -146,14 +143,7 @@ TEST(DispatcherStorm, ManyLanesFewWorkersOneByOne) {
   threads.start(2, [&](unsigned number) {
     auto source = std::make_shared<SyntheticSource>(64);
     std::array<ConnectionLog, kLanes> logs;
-    auto attached =
-        dispatcher->attach(source, {.poller = number},
-                           [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-                             auto& log = *static_cast<ConnectionLog*>(info.context);
-                             log.enter();
-                             for (const ibv_wc& wc : batch) log.note(wc);
-                             log.leave();
-                           });
+    auto attached = dispatcher->attach(source, {.poller = number}, note_in_log);
     ASSERT_TRUE(attached.ok());
     std::vector<std::shared_ptr<ConnectionHandle>> connections;
     for (std::uint32_t qp = 0; qp < kLanes; ++qp) {

@@ -184,13 +184,7 @@ TEST_F(EarlyCompletions, AttachAndDetachInOneBreathWhileSomeAreHeld) {
 TEST(EarlyThreads, HeldOnesOfAnAttachThatRacesWithTrafficComeFirst) {
   auto dispatcher = start(small_config(2));
   auto source = std::make_shared<SyntheticSource>(256);
-  auto receive = dispatcher->attach(
-      source, {}, [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-        auto& log = *static_cast<ConnectionLog*>(info.context);
-        log.enter();
-        for (const ibv_wc& wc : batch) log.note(wc);
-        log.leave();
-      });
+  auto receive = dispatcher->attach(source, {}, note_in_log);
   ASSERT_TRUE(receive.ok());
   for (std::uint32_t qp = 1; qp <= 100; ++qp) {
     ConnectionLog log;

@@ -297,13 +297,7 @@ TEST_F(OneWorker, ADetachDoesNotOvertakeAnAddingThatWasPutOff) {
 TEST(OneWorkerThreads, DetachOfOneConnectionWhileOthersFlow) {
   auto dispatcher = start(small_config(1));
   auto source = std::make_shared<SyntheticSource>(256);
-  auto receive = dispatcher->attach(
-      source, {}, [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-        auto& log = *static_cast<ConnectionLog*>(info.context);
-        log.enter();
-        for (const ibv_wc& wc : batch) log.note(wc);
-        log.leave();
-      });
+  auto receive = dispatcher->attach(source, {}, note_in_log);
   ASSERT_TRUE(receive.ok());
   std::array<ConnectionLog, 2> steady;
   std::vector<std::shared_ptr<ConnectionHandle>> connections;

@@ -208,13 +208,7 @@ TEST(Routing, ABatchLentBehindAPartlyFilledSegmentBringsNothingTwice) {
   auto dispatcher = start(small_config(2, WaitMode::busy, Drive::host));
   auto source = std::make_shared<SyntheticSource>();
   std::array<ConnectionLog, 2> logs;
-  auto receive = dispatcher->attach(
-      source, {}, [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-        auto& log = *static_cast<ConnectionLog*>(info.context);
-        log.enter();
-        for (const ibv_wc& wc : batch) log.note(wc);
-        log.leave();
-      });
+  auto receive = dispatcher->attach(source, {}, note_in_log);
   ASSERT_TRUE(receive.ok());
   std::vector<std::shared_ptr<ConnectionHandle>> connections;
   for (std::uint32_t i = 0; i < 2; ++i) {
@@ -260,14 +254,7 @@ TEST(Routing, OneQueuePairOnTwoPollersKeepsTheOrderOfEach) {
   std::vector<std::shared_ptr<ConnectionHandle>> connections;
   for (std::uint32_t i = 0; i < 2; ++i) {
     sources[i] = std::make_shared<SyntheticSource>(128);
-    auto receive =
-        dispatcher->attach(sources[i], {.poller = i},
-                           [](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
-                             auto& log = *static_cast<ConnectionLog*>(info.context);
-                             log.enter();
-                             for (const ibv_wc& wc : batch) log.note(wc);
-                             log.leave();
-                           });
+    auto receive = dispatcher->attach(sources[i], {.poller = i}, note_in_log);
     ASSERT_TRUE(receive.ok());
     EXPECT_EQ((*receive)->poller(), i);
     auto connection =

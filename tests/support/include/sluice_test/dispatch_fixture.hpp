@@ -87,6 +87,14 @@ struct ConnectionLog {
   }
 };
 
+/// A handler that notes what it is given in the ConnectionLog that is its context.
+inline void note_in_log(std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
+  auto& log = *static_cast<ConnectionLog*>(info.context);
+  log.enter();
+  for (const ibv_wc& wc : batch) log.note(wc);
+  log.leave();
+}
+
 inline std::unique_ptr<Dispatcher> start(DispatcherConfig config = {},
                                          DispatcherCallbacks callbacks = {}) {
   auto dispatcher = Dispatcher::start(std::move(config), std::move(callbacks));
