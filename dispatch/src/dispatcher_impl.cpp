@@ -71,24 +71,23 @@ Status check_key(const Options& options) {
 }
 
 /// For a worker's search, on its own thread: what a wake costs is measured here, once.
-WaitController::Settings worker_spin(bool shares_cpu) {
+WaitController worker_controller(bool shares_cpu) {
   constexpr int kProbes = 15;
   constexpr int kPatienceMs = 100;
   WaitController::Settings settings;
   settings.block_overhead_ns = 3'000;  // a futex call and what leads to it
-  if (shares_cpu) settings.limit_max = WaitController::kSharedLimitMax;
-  std::vector<std::int64_t> latencies;
+  WaitController controller(settings);
   WakeProbe probe;
-  if (!probe.open()) return settings;
-  for (int i = 0; i < kProbes && probe.begin(); ++i) {
-    pollfd timer{probe.fd(), POLLIN, 0};
-    ::poll(&timer, 1, kPatienceMs);
-    if (const auto latency = probe.finish()) latencies.push_back(*latency);
+  if (probe.open()) {
+    for (int i = 0; i < kProbes && probe.begin(); ++i) {
+      pollfd timer{probe.fd(), POLLIN, 0};
+      ::poll(&timer, 1, kPatienceMs);
+      if (const auto latency = probe.finish()) controller.note_wake_latency(*latency);
+    }
   }
-  if (latencies.empty()) return settings;
-  std::sort(latencies.begin(), latencies.end());
-  settings.wake_latency_ns = latencies[latencies.size() / 2];
-  return settings;
+  // Last: the limit of the first gap is what has been learnt by now.
+  controller.cap_limit(shares_cpu ? WaitController::kSharedLimitMax : WaitController::kLimitMax);
+  return controller;
 }
 
 }  // namespace
@@ -346,7 +345,7 @@ void DispatcherImpl::run_worker(Worker& worker, Pool& pool, std::uint32_t index)
   bind(cpu);
   std::optional<WaitController> controller;  // learns how long to search
   if (pool.config.spin == SpinMode::adaptive)
-    controller.emplace(worker_spin(crowding_.shares(cpu)));
+    controller.emplace(worker_controller(crowding_.shares(cpu)));
   std::uint32_t searches = 0;
   std::int64_t poller_due = 0;
   const auto searches_on = [&] {

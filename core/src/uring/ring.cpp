@@ -2,12 +2,13 @@
 #include "sluice/core/uring/ring.hpp"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "sluice/core/mailbox.hpp"
 
 namespace sluice::uring {
 namespace {
@@ -111,7 +112,7 @@ Status Ring::open(const RingConfig& config) {
   }
   open_ = true;
   if ((parameters.features & IORING_FEAT_NODROP) == 0) return cannot_make(name_, config, ENOSYS);
-  event_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  event_fd_ = EventFd::open();
   if (event_fd_ < 0) return cannot_make(name_, config, errno);
   if (const int error = ::io_uring_register_eventfd(&ring_, event_fd_); error != 0) {
     return cannot_make(name_, config, -error);

@@ -150,10 +150,11 @@ TEST(Standby, TheWorkerWakesTogetherWithThePollerThatHasFedIt) {
     ASSERT_TRUE(source->complete(1, i));
     ASSERT_TRUE(eventually([&] { return held.load(); })) << "the poller does not wake";
     // It stands before its poll: nothing has been published yet.
+    const auto worker_is_back = [&] {
+      return dispatcher->counters().workers[0].parks > before.workers[0].parks;
+    };
     together = dispatcher->counters().pollers[0].pre_wakes == before.pollers[0].pre_wakes &&
-               eventually([&] {
-                 return dispatcher->counters().workers[0].parks > before.workers[0].parks;
-               });
+               eventually(worker_is_back, std::chrono::seconds(1));
     EXPECT_EQ(handled, i);
     hold = false;
     hold.notify_all();
