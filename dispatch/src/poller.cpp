@@ -416,9 +416,17 @@ bool Poller::try_execute(PutOff& of) {
   if (batch->stream != &source->stream) batch->stream = &source->stream;
   source->stream.handover.hand(count);
   Pool* const pool = source->pool;
-  SLUICE_CHECK(pool->batches[index_]->push(BatchTicket(static_cast<Batch*>(batch), count, sorted)),
-               "a batch ring is shorter than the batches");
-  pool->parking.notify_published();
+  SLUICE_CHECK(
+      pool->batches[index_]->append(BatchTicket(static_cast<Batch*>(batch), count, sorted)),
+      "a batch ring is shorter than the batches");
+  // Who is seen asleep is woken now; who is on the way to sleep is so after announce().
+  pool->parking.notify_if_seen();
+}
+
+/// After any number of publish().
+inline void Poller::announce(const SourceState* source) {
+  source->pool->batches[index_]->announce();
+  source->pool->parking.notify_published();
 }
 
 bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
@@ -448,6 +456,7 @@ bool Poller::add_connection(SourceState* source, ConnectionState* connection) {
     }
     at += count;
   }
+  if (!source->lanes_needed && at != mine) announce(source);
   const bool all = at == early.end();
   early.erase(mine, at);
   if (!all) return false;
@@ -539,21 +548,24 @@ Poller::Poll Poller::poll_source(SourceState* source) {
   return {Polled::failed};
 }
 
-/// Polls on while the queue gives full batches: each is handed over at once.
+/// Polls on while the queue gives full batches: each is handed over at once, and all of them
+/// together are announced.
 Poller::Poll Poller::poll_into_batches(SourceState* source) {
   const bool sorting = source->queue_pairs != nullptr;
-  Poll sum = sorting ? poll_sorted(source) : poll_into_batch(source);
-  std::uint32_t last = sum.count;
-  for (std::uint32_t poll = 1; poll < kPollBurstMax && last == batch_size_; ++poll) {
-    const Poll more = sorting ? poll_sorted(source) : poll_into_batch(source);
-    last = more.count;
+  Poll sum;
+  std::uint32_t polls = 0;
+  std::uint32_t last = 0;
+  do {
+    const Poll poll = sorting ? poll_sorted(source) : poll_into_batch(source);
+    if (polls == 0) sum.brought = poll.brought;
+    last = poll.count;
     sum.count += last;
-    if (source->heat == Heat::failed) break;
-  }
+  } while (++polls < kPollBurstMax && last == batch_size_ && source->heat != Heat::failed);
+  if (sum.count > 0) announce(source);
   return sum;
 }
 
-inline Poller::Poll Poller::poll_into_batch(SourceState* source) {
+[[gnu::always_inline]] inline Poller::Poll Poller::poll_into_batch(SourceState* source) {
   Parcel* const batch = take_batch();
   if (batch == nullptr) [[unlikely]] {
     count_.backpressure.add();
@@ -599,20 +611,27 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
   std::array<ConnectionState*, kBatchSize> groups;
   std::uint32_t group_count = 0;
   std::uint32_t unknown = 0;
-#pragma GCC unroll 4
-  for (std::uint32_t i = 0; i < count; ++i) {
-    ConnectionState* connection = queue_pairs.at_home(completions[i].qp_num);
-    if (connection == nullptr) [[unlikely]] {
-      connection = queue_pairs.find(completions[i].qp_num);
-      if (connection == nullptr) {
-        of[i] = nullptr;
-        ++unknown;
-        hold_or_orphan(source, completions[i]);
-        continue;
-      }
-    }
+  const auto note = [&](std::uint32_t i, ConnectionState* connection) {
     of[i] = connection;
-    if (connection->in_batch++ == 0) groups[group_count++] = connection;
+    if (++connection->in_batch_less_one == 0) groups[group_count++] = connection;
+  };
+  std::uint32_t i = 0;
+#pragma GCC unroll 8
+  for (; i < count; ++i) {  // as a rule all of them
+    ConnectionState* const connection = queue_pairs.at_home(completions[i].qp_num);
+    if (connection == nullptr) [[unlikely]]
+      break;
+    note(i, connection);
+  }
+  for (; i < count; ++i) {
+    ConnectionState* const connection = queue_pairs.find(completions[i].qp_num);
+    if (connection != nullptr) [[likely]] {
+      note(i, connection);
+    } else {
+      of[i] = nullptr;
+      ++unknown;
+      hold_or_orphan(source, completions[i]);
+    }
   }
   if (group_count == 0) {
     free_batches_.push_back(parcel);
@@ -624,19 +643,20 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
   ibv_wc* at = batch->completions;
   for (std::uint32_t group = 0; group < group_count; ++group) {
     ConnectionState* const connection = groups[group];
-    const std::uint32_t of_group = std::exchange(connection->in_batch, 0);
+    const std::uint32_t of_group =
+        std::exchange(connection->in_batch_less_one, ConnectionState::kNotInBatch) + 1;
     connection->batch_at = at;
     at += of_group;
     connection->receives.handover.hand(of_group);
     batch->groups[group] = connection->receives.group(of_group);
   }
   if (unknown > 0) [[unlikely]] {
-    for (std::uint32_t i = 0; i < count; ++i) {
+    for (i = 0; i < count; ++i) {
       if (of[i] != nullptr) *of[i]->batch_at++ = completions[i];
     }
   } else if (!as_it_is) {
-#pragma GCC unroll 4
-    for (std::uint32_t i = 0; i < count; ++i) *of[i]->batch_at++ = completions[i];
+#pragma GCC unroll 8
+    for (i = 0; i < count; ++i) *of[i]->batch_at++ = completions[i];
   }
   const std::uint32_t known = count - unknown;
   publish(source, batch, known, true);
@@ -702,16 +722,15 @@ inline std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_w
 /// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns
 /// how many are left.
 inline std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
-  // One instruction for each in the common case: that nothing has failed.
+  // One instruction for each in the common case: a full batch of which nothing has failed.
   static_assert(IBV_WC_SUCCESS == 0);
   unsigned failed = 0;
   const ibv_wc* wc = completions.data();
   std::size_t left = completions.size();
-  for (; left >= 8; left -= 8, wc += 8) {
-    failed |= static_cast<unsigned>(wc[0].status) | static_cast<unsigned>(wc[1].status) |
-              static_cast<unsigned>(wc[2].status) | static_cast<unsigned>(wc[3].status) |
-              static_cast<unsigned>(wc[4].status) | static_cast<unsigned>(wc[5].status) |
-              static_cast<unsigned>(wc[6].status) | static_cast<unsigned>(wc[7].status);
+  if (left == kBatchSize) {
+#pragma GCC unroll 32
+    for (std::size_t i = 0; i < kBatchSize; ++i) failed |= static_cast<unsigned>(wc[i].status);
+    left = 0;
   }
   for (; left > 0; --left, ++wc) failed |= static_cast<unsigned>(wc->status);
   if (failed != 0) [[unlikely]]

@@ -160,6 +160,7 @@ class Poller final : public Runnable {
   Poll poll_into_batch(SourceState* source);
   Poll poll_sorted(SourceState* source);
   void publish(SourceState* source, Parcel* batch, std::uint32_t count, bool sorted);
+  void announce(const SourceState* source);
   Poll poll_into_lanes(SourceState* source);
   Poll poll_into_lanes_once(SourceState* source);
   Poll poll_inline(SourceState* source);

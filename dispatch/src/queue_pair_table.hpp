@@ -16,8 +16,9 @@ struct ConnectionState;
 /// addressing with linear probing and backward-shift deletion, half full at most: one cache line
 /// per look-up as a rule, no allocation after construction. Not thread-safe: the poller's own.
 class QueuePairTable {
+  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};  ///< no queue pair's number
   struct Slot {
-    std::uint32_t qp_num = 0;
+    std::uint64_t qp_num = kEmpty;
     ConnectionState* connection = nullptr;  ///< nullptr: empty
   };
   static_assert(sizeof(Slot) == 16, "the hash is taken from bit 4 on: it is a slot's offset, too");
@@ -44,7 +45,11 @@ class QueuePairTable {
     [[nodiscard]] ConnectionState* at_home(std::uint32_t qp_num) const noexcept {
       const auto* const slot = reinterpret_cast<const Slot*>(
           reinterpret_cast<const std::byte*>(slots_) + offset(qp_num));
-      return slot->qp_num == qp_num ? slot->connection : nullptr;
+      if (slot->qp_num != qp_num) [[unlikely]]
+        return nullptr;
+      ConnectionState* const connection = slot->connection;
+      if (connection == nullptr) __builtin_unreachable();  // an empty slot has no number
+      return connection;
     }
 
    private:

@@ -70,7 +70,7 @@ class BatchTicket {
  private:
   static constexpr std::uintptr_t kSorted = kBatchSize;
   static_assert(2 * kBatchSize <= kCacheLine, "count and mark fit below a batch's address");
-  std::uintptr_t bits_ = 0;
+  std::uintptr_t bits_;  // not set: room for tickets costs nothing
 };
 
 /// Some completions of one lane, copied. Each source has as many as its CQs have entries: a segment
@@ -233,7 +233,9 @@ struct ConnectionState {
 
   // The receive source's poller's own.
   OpenParcels open;
-  std::uint32_t in_batch = 0;  ///< completions in the batch that is being sorted
+  static constexpr std::uint32_t kNotInBatch = ~0U;
+  /// Completions in the batch that is being sorted: so the first one is a sum of zero.
+  std::uint32_t in_batch_less_one = kNotInBatch;
   ibv_wc* batch_at = nullptr;  ///< where in it the next one goes
 
   // --- shared

@@ -100,36 +100,38 @@ inline void Worker::call(SourceState* source, std::span<const ibv_wc> completion
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   source->handler(completions, info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
-  source->source->retire(completions);
 }
 
 /// A sorted batch is handled group by group: each a connection's.
-inline void Worker::run_batch(BatchTicket ticket) {
+[[gnu::always_inline]] inline void Worker::run_batch(BatchTicket ticket) {
   Batch* const batch = ticket.batch();
   SourceState* const source = batch->stream->source;
   const std::span<const ibv_wc> completions{batch->completions, ticket.count()};
   handler_source_.store(source->id, std::memory_order_relaxed);
   if (!ticket.sorted()) {
     // What is kept says worker 0: the first one need not copy it.
-    const BatchInfo* info = &batch->stream->info;
-    BatchInfo of_another;
-    if (index_ != 0) {
-      of_another = *info;
-      of_another.worker = index_;
-      info = &of_another;
+    if (index_ == 0) {
+      call(source, completions, batch->stream->info);
+    } else {
+      BatchInfo info = batch->stream->info;
+      info.worker = index_;
+      call(source, completions, info);
     }
-    call(source, completions, *info);
   } else {
     const ibv_wc* at = completions.data();
     const ibv_wc* const end = at + completions.size();
+    std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
     for (const std::uintptr_t* group = batch->groups; at != end; ++group) {
       Stream* const stream = Stream::of_group(*group);
       const auto count = static_cast<std::uint32_t>(*group & Stream::kCountMask) + 1;
-      call(source, {at, count}, stream->info);  // its worker is 0, as is the only one's index
-      stream->handover.finish_in_lane(count);   // the last access to the connection
+      handler_sequence_.store(sequence + 1, std::memory_order_relaxed);  // as call() does
+      source->handler({at, count}, stream->info);  // its worker is 0, as is the only one's index
+      handler_sequence_.store(sequence += 2, std::memory_order_relaxed);
+      stream->handover.finish_in_lane(count);  // the last access to the connection
       at += count;
     }
   }
+  source->source->retire(completions);
 }
 
 void Worker::run_batches() {
@@ -204,6 +206,7 @@ Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
       parcel = parcel->next;
       if (parcel != nullptr) __builtin_prefetch(parcel);
       call(source, completions, info);
+      source->source->retire(completions);
       of_stream += static_cast<std::uint32_t>(completions.size());
     } while (parcel != nullptr && parcel->stream == stream && parcel->poller == poller &&
              handled + of_stream < budget);

@@ -101,9 +101,15 @@ void expect_all_asleep(const Pool& pool) {
   EXPECT_TRUE(pool.all_empty());
 }
 
+/// How a producer puts a burst into its own ring.
+enum class Publish {
+  pushed,    ///< each element by push()
+  appended,  ///< all by append(), and announce() before it looks who sleeps
+};
+
 /// `lockstep`: a producer waits until its burst has been handled before it goes on, so the workers
 /// sleep as often as possible, and a lost wake stands out at once.
-void run(std::uint64_t items, bool lockstep, bool by_fd) {
+void run(std::uint64_t items, bool lockstep, bool by_fd, Publish publish = Publish::pushed) {
   const std::uint64_t per_producer = items / kProducers;
   const std::uint64_t total = per_producer * kProducers;
   Pool pool(kWorkers);
@@ -132,14 +138,21 @@ void run(std::uint64_t items, bool lockstep, bool by_fd) {
       for (std::uint64_t i = 0; i < burst;) {
         // Mostly through its own ring, some through the shared one.
         const std::uint64_t value = Tagged::make(id, next + i);
-        const bool pushed = i % 7 == 3 ? pool.shared.push(value) : pool.rings[id]->push(value);
+        SpmcRing<std::uint64_t>& own = *pool.rings[id];
+        const bool appending = publish == Publish::appended;
+        const bool pushed = i % 7 == 3  ? pool.shared.push(value)
+                            : appending ? own.append(value)
+                                        : own.push(value);
         if (pushed) {
+          if (appending) wakes += pool.lot.notify_if_seen();
           ++i;
         } else {
+          own.announce();
           wakes += pool.lot.notify_published();
           std::this_thread::yield();
         }
       }
+      if (publish == Publish::appended) pool.rings[id]->announce();
       wakes += pool.lot.notify_published();
       next += burst;
       while (lockstep && handled_of[id].load(std::memory_order_relaxed) < next) {
@@ -179,6 +192,12 @@ TEST(Stress, ParkingInLockstep) {
 }
 TEST(Stress, ParkingFreeRunning) {
   run(stress_items(kTenMillion), false, false);
+}
+TEST(Stress, ParkingInLockstepWithAppendedBursts) {
+  run(stress_items(2'000'000), true, false, Publish::appended);
+}
+TEST(Stress, ParkingFreeRunningWithAppendedBursts) {
+  run(stress_items(kTenMillion), false, false, Publish::appended);
 }
 TEST(Stress, ParkingOnDescriptors) {
   run(stress_items(1'000'000), true, true);

@@ -29,6 +29,10 @@ const std::vector<FreezeCase> kCases = {
     {"push_bulk", "spmc.push.slot_stored"},
     {"push_bulk", "spmc.push.all_stored"},
     {"push_bulk", "spmc.push.published"},
+    {"append", "spmc.append.head_read"},
+    {"append", "spmc.append.slot_stored"},
+    {"append", "spmc.append.published"},
+    {"announce", "spmc.announced"},
     {"pop", "spmc.pop.head_read"},
     {"pop", "spmc.pop.seen_tail_read"},
     {"pop", "spmc.pop.tail_read"},
@@ -74,14 +78,23 @@ TEST_P(SpmcRingFrozenProducer, HoldsUpNoConsumer) {
     ASSERT_EQ(out, next_out);
   }
   const std::array<std::uint64_t, 3> late{kCapacity, kCapacity + 1, kCapacity + 2};
-  const std::size_t late_count = operation_is("push") ? 1 : late.size();
+  const std::size_t late_count = operation_is("push_bulk") ? late.size() : 1;
   std::size_t pushed = 0;
   FrozenThread frozen(GetParam().point, [&] {
-    pushed = operation_is("push") ? ring.push(late[0]) : ring.push_bulk(late);
+    if (operation_is("push_bulk")) {
+      pushed = ring.push_bulk(late);
+    } else if (operation_is("push")) {
+      pushed = ring.push(late[0]);
+    } else {
+      pushed = ring.append(late[0]);
+      ring.announce();
+    }
   });
   ASSERT_TRUE(frozen.reached());
 
-  const std::uint64_t published = kCapacity + (frozen_at("spmc.push.published") ? late_count : 0);
+  const bool is_published = frozen_at("spmc.push.published") ||
+                            frozen_at("spmc.append.published") || frozen_at("spmc.announced");
+  const std::uint64_t published = kCapacity + (is_published ? late_count : 0);
   std::array<std::uint64_t, 7> out{};
   const std::uint64_t first_while_frozen = next_out;
   while (next_out < published) {
@@ -152,7 +165,9 @@ TEST_P(SpmcRingFrozenConsumer, HoldsUpNeitherTheProducerNorOtherConsumers) {
 std::vector<FreezeCase> cases_of(bool producer) {
   std::vector<FreezeCase> result;
   for (const FreezeCase& one : kCases) {
-    if (std::string_view(one.operation).starts_with("push") == producer) result.push_back(one);
+    const bool consumes = std::string_view(one.operation).starts_with("pop") ||
+                          one.operation == std::string_view("empty_seq_cst");
+    if (consumes != producer) result.push_back(one);
   }
   return result;
 }

@@ -72,6 +72,28 @@ TEST(SpmcRing, PushBulkTakesWhatFits) {
   for (std::uint64_t i = 0; i < 8; ++i) EXPECT_EQ(rest[i], i + 3);
 }
 
+TEST(SpmcRing, WhatIsAppendedIsThereAtOnceInItsOrder) {
+  Ring ring(4);
+  std::uint64_t next_in = 0;
+  std::uint64_t next_out = 0;
+  for (int turn = 0; turn < 10; ++turn) {
+    EXPECT_TRUE(ring.append(next_in++));
+    EXPECT_TRUE(ring.push(next_in++));
+    EXPECT_TRUE(ring.append(next_in++));
+    EXPECT_FALSE(ring.empty_seq_cst());
+    ring.announce();
+    EXPECT_TRUE(ring.append(next_in++));
+    EXPECT_FALSE(ring.append(99)) << "it is full";
+    ring.announce();
+    EXPECT_EQ(ring.size_approx(), 4u);
+    for (std::uint64_t out = 0; ring.pop(out);) EXPECT_EQ(out, next_out++);
+    EXPECT_EQ(next_out, next_in);
+    EXPECT_TRUE(ring.empty_seq_cst());
+    ring.announce();
+    EXPECT_TRUE(ring.empty_seq_cst());
+  }
+}
+
 TEST(SpmcRing, EmptySpansAreNoWork) {
   Ring ring(4);
   EXPECT_EQ(ring.push_bulk({}), 0u);

@@ -103,6 +103,60 @@ TEST(HostDriven, EachPartSaysWhenThereIsWorkAndItsDescriptorWakes) {
 
 // A worker that says "there is work" and one whose host goes elsewhere are no searchers: producers
 // would keep quiet for their sake.
+/// A queue that always gives full batches, and calls back at each poll.
+class FullSource final : public CompletionSource {
+ public:
+  explicit FullSource(std::function<void(std::uint32_t poll)> at_poll)
+      : at_poll_(std::move(at_poll)) {}
+  PollOutcome poll(std::span<ibv_wc> out) noexcept override {
+    at_poll_(polls_++);
+    std::fill(out.begin(), out.end(), ibv_wc{});
+    return {static_cast<std::uint32_t>(out.size()), SourceFault::none, 0};
+  }
+  EventOutcome consume_event() noexcept override { return {}; }
+  [[nodiscard]] int wait_fd() const noexcept override { return -1; }
+  [[nodiscard]] std::uint32_t capacity() const noexcept override { return 256; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "full"; }
+
+ private:
+  const std::function<void(std::uint32_t)> at_poll_;
+  std::uint32_t polls_ = 0;
+};
+
+// While the poller polls on, the first of its batches is neither kept from a worker that looks nor
+// from one that sleeps.
+TEST(HostDriven, ABatchIsThereBeforeTheNextPoll) {
+  auto dispatcher = start(small_config(2, WaitMode::busy, Drive::host));
+  bool begun = false;
+  std::vector<bool> woken;
+  std::vector<std::size_t> taken;
+  Runnable& sleeper = dispatcher->worker(0);
+  Runnable& awake = dispatcher->worker(1);
+  std::uint64_t handled = 0;
+  auto source = std::make_shared<FullSource>([&](std::uint32_t) {
+    if (!begun) return;
+    woken.push_back(readable(sleeper.wait_fd()));
+    if (woken.size() == 2) taken.push_back(awake.run_once());
+  });
+  auto handle = dispatcher->attach(
+      source, {.order = Order::none},
+      [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept { handled += batch.size(); });
+  ASSERT_TRUE(handle.ok());
+  for (int i = 0; i < 100 || handled == 0; ++i) run_all_once(*dispatcher);
+  while (sleeper.run_once() > 0) {
+  }
+  ASSERT_TRUE(sleeper.prepare_to_wait());
+  begun = true;
+  dispatcher->poller(0).run_once();
+  begun = false;
+  sleeper.finish_wait();
+  ASSERT_GE(woken.size(), 2u) << "a source that gives full batches is polled on";
+  EXPECT_FALSE(woken[0]);
+  EXPECT_TRUE(woken[1]);
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_GT(taken[0], 0u);
+}
+
 TEST(HostDriven, AWorkerWhoseHostGoesElsewhereDoesNotKeepTheOthersAsleep) {
   auto dispatcher = start(small_config(2, WaitMode::event, Drive::host));
   auto source = std::make_shared<SyntheticSource>();

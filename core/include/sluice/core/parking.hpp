@@ -104,6 +104,15 @@ class BasicParkingLot {
     return wake_one(word);
   }
 
+  /// The same after SpmcRing::append(), at the price of a plain load: a worker that is about to
+  /// sleep may be overlooked, so announce() and notify_published() must follow soon.
+  bool notify_if_seen() noexcept {
+    const std::uint64_t word = word_.value.load(std::memory_order_relaxed);  // wake_one() reads on
+    if (nobody_to_wake(word)) [[likely]]
+      return false;
+    return wake_one(word);
+  }
+
   /// Wakes one before the work is there, to have it searching by then. The same rule: at most one,
   /// and none if somebody is searching already.
   bool pre_wake() noexcept { return notify_published(); }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <type_traits>
 
@@ -26,8 +27,8 @@ namespace sluice {
 /// Invariants: head_ <= tail_ <= head_ + capacity (as 64-bit counters that only grow; they would
 /// need centuries to wrap, so a CAS that succeeds really saw its own value: no ABA, and the
 /// arithmetic is modular in any case). The slots in [head_, tail_) hold the elements.
-/// Cost: push one seq_cst store per call, however many elements; pop one CAS per call. Nothing is
-/// allocated after construction.
+/// Cost: push one seq_cst store per call, however many elements, or per run of append(); pop one
+/// CAS per call. Nothing is allocated after construction.
 ///
 /// How the atomics pair up:
 ///   (1) tail_ store, seq_cst, in push_bulk() -> (3) (4) tail_ loads of the consumers: the slots'
@@ -35,6 +36,8 @@ namespace sluice {
 ///       parking lot's word (parking.hpp, the Dekker pair), and (7) is the sleeper's half.
 ///   (5) head_ CAS, release -> (6) head_ load, acquire, in push_bulk(): a consumer has done reading
 ///       its slots before the producer may overwrite them.
+///   (9) tail_ store, release, in append() -> (3) (4), too. Without the Dekker pair, which (1) in
+///       announce() catches up on.
 ///   (2) head_ load, acquire, pairs with (5) of other consumers: a consumer that reads a head also
 ///       reads a tail that is not older, so tail < head is never seen and "empty" is true at the
 ///       moment when the tail was read.
@@ -49,8 +52,7 @@ class SpmcRing {
   /// Capacity in elements, at least 1; rounded up to a power of two.
   /// first_index is where the counters start: for tests of their wrap-around.
   explicit SpmcRing(std::size_t capacity, std::uint64_t first_index = 0)
-      : mask_(std::bit_ceil(checked_capacity(capacity)) - 1),
-        lines_(std::make_unique<SlotLine[]>(mask_ / kSlotsPerLine + 1)) {
+      : mask_(std::bit_ceil(checked_capacity(capacity)) - 1), slots_(make_slots(mask_ + 1)) {
     producer_.tail.store(first_index, std::memory_order_relaxed);
     producer_.seen_head = first_index;
     consumers_.head.store(first_index, std::memory_order_relaxed);
@@ -86,6 +88,31 @@ class SpmcRing {
 
   /// Appends one; false when full. Producer only.
   [[nodiscard]] bool push(T item) noexcept { return push_bulk(std::span<const T>(&item, 1)) == 1; }
+
+  /// Appends one for consumers that look; one that is about to sleep may not see it before
+  /// announce(), with which a run of these ends. So the run pays for one seq_cst store, which waits
+  /// until all that the producer has written is in its cache. False when full. Producer only.
+  [[nodiscard]] bool append(T item) noexcept {
+    const std::uint64_t tail = producer_.tail.load(std::memory_order_relaxed);  // own variable
+    if (tail - producer_.seen_head > mask_) {
+      producer_.seen_head =
+          consumers_.head.load(std::memory_order_acquire);  // (6) acquire: pairs with release (5)
+      Hooks::at("spmc.append.head_read");
+      if (tail - producer_.seen_head > mask_) return false;
+    }
+    slot(tail).store(item, std::memory_order_relaxed);  // published by (9)
+    Hooks::at("spmc.append.slot_stored");
+    producer_.tail.store(tail + 1, std::memory_order_release);  // (9) release: pairs with (3)
+    Hooks::at("spmc.append.published");
+    return true;
+  }
+
+  /// After a run of append(): now all of it is in the ring as if by push(). Producer only.
+  void announce() noexcept {
+    // (1) seq_cst: pairs with (7), the Dekker pair. The same value once more: the store counts.
+    producer_.tail.store(producer_.tail.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+    Hooks::at("spmc.announced");
+  }
 
   /// Takes up to out.size() of the oldest elements and returns how many. With several workers at
   /// the ring, pass their number as `sharers`: the take is then cut to a fair part of what is there
@@ -136,12 +163,23 @@ class SpmcRing {
   }
 
  private:
-  static constexpr std::size_t kSlotsPerLine =
-      sizeof(std::atomic<T>) >= kCacheLine ? 1 : kCacheLine / sizeof(std::atomic<T>);
-
-  struct alignas(kCacheLine) SlotLine {
-    std::atomic<T> slots[kSlotsPerLine];
+  struct Release {
+    void operator()(std::atomic<T>* slots) const noexcept {
+      ::operator delete (slots, std::align_val_t{kCacheLine});
+    }
   };
+  using Slots = std::unique_ptr<std::atomic<T>[], Release>;
+  static_assert(std::is_trivially_destructible_v<std::atomic<T>>);
+
+  /// Whole cache lines, shared with nothing else.
+  static Slots make_slots(std::size_t count) {
+    const std::size_t bytes =
+        (count * sizeof(std::atomic<T>) + kCacheLine - 1) / kCacheLine * kCacheLine;
+    auto* const slots =
+        static_cast<std::atomic<T>*>(::operator new (bytes, std::align_val_t{kCacheLine}));
+    std::uninitialized_value_construct_n(slots, count);
+    return Slots(slots);
+  }
   /// Written by the producer only.
   struct alignas(kCacheLine) ProducerLine {
     std::atomic<std::uint64_t> tail{0};
@@ -155,7 +193,6 @@ class SpmcRing {
   };
   static_assert(sizeof(ProducerLine) == kCacheLine && alignof(ProducerLine) == kCacheLine);
   static_assert(sizeof(ConsumerLine) == kCacheLine && alignof(ConsumerLine) == kCacheLine);
-  static_assert(std::has_single_bit(kSlotsPerLine));
 
   static std::size_t checked_capacity(std::size_t capacity) {
     SLUICE_CHECK(capacity >= 1 && capacity <= (std::size_t{1} << 40), "SpmcRing: bad capacity");
@@ -163,8 +200,7 @@ class SpmcRing {
   }
 
   [[nodiscard]] std::atomic<T>& slot(std::uint64_t index) noexcept {
-    const std::size_t at = static_cast<std::size_t>(index) & mask_;
-    return lines_[at / kSlotsPerLine].slots[at % kSlotsPerLine];
+    return slots_[static_cast<std::size_t>(index) & mask_];
   }
 
   [[nodiscard]] std::size_t free_slots(std::uint64_t tail, std::uint64_t head) const noexcept {
@@ -195,7 +231,7 @@ class SpmcRing {
   }
 
   const std::size_t mask_;
-  const std::unique_ptr<SlotLine[]> lines_;
+  const Slots slots_;
   ProducerLine producer_;
   ConsumerLine consumers_;
 };
