@@ -193,14 +193,51 @@ TEST(Stress, ParkingInLockstep) {
 TEST(Stress, ParkingFreeRunning) {
   run(stress_items(kTenMillion), false, false);
 }
-TEST(Stress, ParkingInLockstepWithAppendedBursts) {
-  run(stress_items(2'000'000), true, false, Publish::appended);
-}
 TEST(Stress, ParkingFreeRunningWithAppendedBursts) {
   run(stress_items(kTenMillion), false, false, Publish::appended);
 }
 TEST(Stress, ParkingOnDescriptors) {
   run(stress_items(1'000'000), true, true);
+}
+
+// Two threads alone, so that nobody else's wake makes up for a lost one: a worker that goes to
+// sleep as fast as it can, and a producer that appends at all distances from that moment.
+TEST(Stress, WhatIsAppendedAtTheMomentOfSleepIsNotSleptOver) {
+  const std::uint64_t rounds = stress_items(300'000);
+  SpmcRing<std::uint64_t> ring(8);
+  ParkingLot lot(1);
+  alignas(kCacheLine) std::atomic<std::uint64_t> handled{0};
+  const Watchdog watchdog(handled);
+  std::uint64_t parks = 0;
+  std::thread worker([&] {
+    lot.begin_search(0);
+    for (std::uint64_t value = 0;;) {
+      if (ring.pop(value)) {
+        handled.store(value, std::memory_order_relaxed);
+        continue;
+      }
+      if (!lot.prepare_park(0)) break;
+      if (ring.empty_seq_cst()) {
+        ++parks;
+        (void)lot.park(0);
+      } else {
+        (void)lot.cancel_park(0);
+      }
+    }
+    (void)lot.end_search(0);
+  });
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    for (std::uint64_t pause = round % 64; pause > 0; --pause) asm volatile("" ::: "memory");
+    EXPECT_TRUE(ring.append(round));
+    ring.announce();
+    lot.notify_published();
+    while (handled.load(std::memory_order_relaxed) < round) {  // spins: its time to react counts
+    }
+  }
+  lot.stop();
+  worker.join();
+  std::printf("parking: %llu rounds, %llu parks\n", static_cast<unsigned long long>(rounds),
+              static_cast<unsigned long long>(parks));
 }
 
 // Completions one at a time, each when all are asleep again: each costs one wake. Producers take
