@@ -18,7 +18,6 @@ namespace {
 constexpr std::uint32_t kConnections = 64;
 constexpr std::uint32_t kHotOfTen = 9;  ///< completions of ten that are the hot connection's
 constexpr double kHandlerNs = 1000;
-constexpr std::uint32_t kInFlightMax = 1024;
 
 /// Work that takes the same number of instructions each time, whatever the clock says meanwhile.
 class BusyWork {
@@ -79,7 +78,6 @@ Status run_skew(Bench& bench) {
   auto ours = Ours::make(bench, {.workers = 2,
                                  .order = Order::per_connection,
                                  .connections = kConnections,
-                                 .in_flight_max = kInFlightMax,
                                  .check_order = true,
                                  .pattern = skewed(),
                                  .poller_beside_worker = true,

@@ -17,10 +17,11 @@ namespace {
 
 constexpr std::size_t kMailboxCapacity = 8192;
 constexpr std::uint32_t kCommandsPerRound = 64;
-/// Rounds between two looks at the cold sources while others are hot: each look is a system call.
-constexpr std::uint32_t kColdCheckRounds = 16;
-/// And at least so long between them: 16 rounds may take no longer than the system call.
-constexpr std::chrono::microseconds kColdCheckInterval{10};
+/// Polls between two looks at the cold sources while others are hot: each look is a system call.
+constexpr std::uint32_t kColdCheckPolls = 64;
+/// And at least so long between them: 64 polls may take no longer than the system call, and what is
+/// cold would wait about as long to be woken for.
+constexpr std::chrono::microseconds kColdCheckInterval{20};
 /// Events that are taken in one go when a source turns cold: a channel of many CQs may queue more.
 constexpr std::uint32_t kEventsPerTurn = 64;
 /// Data of descriptors that are no source's; no source has these generations and slots.
@@ -109,7 +110,7 @@ std::size_t Poller::run_once() {
   count_.rounds.add();
   if (just_woken_) pre_wake_workers();
   std::size_t work = take_commands();
-  if (check_cold_now_ || ++rounds_since_cold_check_ >= kColdCheckRounds) check_cold_sources();
+  if (check_cold_now_ || polls_since_cold_check_ >= kColdCheckPolls) check_cold_sources();
   if (!put_off_.empty()) [[unlikely]]
     retry_put_off();
   for (std::uint32_t pass = 0; pass < kPassesMax; ++pass) {
@@ -131,6 +132,7 @@ std::size_t Poller::run_once() {
 
 void Poller::settle_tally() {
   const Tally tally = std::exchange(tally_, Tally{});
+  polls_since_cold_check_ += tally.polls;
   count_.polls.add(tally.polls);
   count_.empty_polls.add(tally.polls - tally.batches);
   count_.batches.add(tally.batches);
@@ -181,7 +183,7 @@ std::uint32_t Poller::found_empty(SourceState* source) {
 }
 
 void Poller::check_cold_sources() {
-  rounds_since_cold_check_ = 0;
+  polls_since_cold_check_ = 0;
   if (!std::exchange(check_cold_now_, false)) {
     if (cold_ == 0) return;
     const auto now = std::chrono::steady_clock::now();
@@ -698,13 +700,24 @@ inline Poller::Poll Poller::poll_into_lanes_once(SourceState* source) {
   return {Polled::some, count};
 }
 
+/// Polls on while the queue gives full batches, if no other hot source has to wait for the
+/// handlers.
 Poller::Poll Poller::poll_inline(SourceState* source) {
   const std::span<ibv_wc> scratch{scratch_->completions, batch_size_};
-  const std::uint32_t count = poll_and_check(source, scratch);
-  if (count == 0) return nothing(source);
-  const std::uint32_t left = inspect(source, scratch.first(count));
-  if (left > 0) run_inline(source, scratch.first(left));
-  return {Polled::some, count};
+  const std::uint32_t polls_max = hot_.size() == 1 ? kPollBurstMax : 1;
+  Poll sum;
+  std::uint32_t polls = 0;
+  std::uint32_t last = 0;
+  do {
+    last = poll_and_check(source, scratch);
+    if (last == 0) break;
+    sum.count += last;
+    const std::uint32_t left = inspect(source, scratch.first(last));
+    if (left > 0) run_inline(source, scratch.first(left));
+  } while (++polls < polls_max && last == batch_size_ && source->heat != Heat::failed);
+  if (sum.count == 0) return nothing(source);
+  sum.brought = Polled::some;
+  return sum;
 }
 
 inline std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out) {
@@ -769,15 +782,13 @@ void Poller::note_failed(ConnectionState* connection) {
   if (!control_.post(note)) connection->failure_reported.store(false, std::memory_order_relaxed);
 }
 
-void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions) {
-  BatchInfo info = source->stream.info;
-  info.worker = BatchInfo::kOnPoller;
+inline void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions) {
   handler_source_.store(source->id, std::memory_order_relaxed);
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
   handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   const auto count = static_cast<std::uint32_t>(completions.size());
   source->stream.handover.hand(count);
-  source->handler(completions, info);
+  source->handler(completions, source->stream.info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
   source->source->retire(completions);
   source->stream.handover.finish_in_lane(count);  // nobody else counts for an inlined one

@@ -44,7 +44,7 @@ struct PollerCommand {
 /// Its states are its own; others reach it through the mailbox. Driven by one thread at a time.
 /// Invariants: INV-ARM and INV-EMPTY of CompletionSource. Cost of a round: up to kPassesMax passes
 /// of up to kPollBurstMax polls for each hot source, plus one epoll_wait when nothing was found, or
-/// where some are cold every kColdCheckRounds rounds, but not more often than every 10 us.
+/// where some are cold every kColdCheckPolls polls, but not more often than every 20 us.
 class Poller final : public Runnable {
  public:
   /// `memory` holds its batch buffers, memory_size() bytes, zeroed, aligned to a page.
@@ -217,7 +217,7 @@ class Poller final : public Runnable {
   std::vector<SourceState*> to_unwatch_;  ///< turned hot in this round by an event
   std::vector<SourceState*> with_early_;  ///< sources that hold early completions
   std::uint32_t cold_ = 0;                ///< sources that wait in epoll
-  std::uint32_t rounds_since_cold_check_ = 0;
+  std::uint32_t polls_since_cold_check_ = 0;
   std::chrono::steady_clock::time_point last_cold_check_{};
   bool check_cold_now_ = false;
   std::array<epoll_event, 64> ready_;  ///< what block() found

@@ -13,6 +13,7 @@ SourceState::SourceState(SourceId source_id, std::shared_ptr<CompletionSource> c
       handler(std::move(completion_handler)) {
   stream.source = this;
   stream.info.source = id;
+  if (options.order == Order::inlined) stream.info.worker = BatchInfo::kOnPoller;
   stream.info.context = options.context;
   stream.info.receive_pool = options.receive_pool;
 }

@@ -122,7 +122,7 @@ struct Handover {
 /// before the latter is told.
 struct Stream {
   SourceState* source = nullptr;
-  BatchInfo info;  ///< all but the worker; constant
+  BatchInfo info;  ///< constant; its worker is 0, or kOnPoller of an inlined source
   Handover handover;
 
   /// Batch::groups: a stream is aligned as its handover is.

@@ -15,7 +15,7 @@ namespace {
 /// Completions of one lane that a worker handles before the other runnable lanes get their turn.
 constexpr std::uint32_t kLaneBudget = 128;
 /// Claims from one ring before another is looked at first.
-constexpr std::uint32_t kStreakMax = 8;
+constexpr std::uint32_t kStreakMax = 32;
 
 }  // namespace
 
@@ -134,30 +134,46 @@ inline void Worker::call(SourceState* source, std::span<const ibv_wc> completion
   source->source->retire(completions);
 }
 
+/// With colleagues it claims one batch after the other, and none before it is done with the last
+/// one; only what comes after the handlers is done for several together.
 void Worker::run_batches() {
   std::array<BatchTicket, kClaimMax> tickets;
-  const std::size_t count =
-      claim(pool_.batches, batches_at_, std::span(tickets.data(), alone_ ? kClaimMax : 1));
-  if (count == 0) return;
-  found();
-  std::array<Parcel*, kClaimMax> done;
-  SourceState* source = tickets[0].batch()->stream->source;
-  Poller* const poller = source->poller;  // one ring, one poller
-  std::uint32_t completions = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i + 1 < count) __builtin_prefetch(tickets[i + 1].batch()->completions);
-    done[i] = tickets[i].batch();
-    if (SourceState* const of_this = done[i]->stream->source; of_this != source) {
-      source->stream.handover.finish(completions);  // the last access to the source
-      completions = 0;
-      source = of_this;
+  std::array<Parcel*, kClaimMax> done;  // all of one poller
+  std::size_t done_count = 0;
+  SourceState* source = nullptr;
+  Poller* poller = nullptr;
+  std::uint32_t completions = 0;  // of this source
+  const auto finish = [&] {
+    if (completions == 0) return;
+    handled_ += completions;
+    source->stream.handover.finish(std::exchange(completions, 0));  // the last access to the source
+  };
+  for (std::uint32_t claims = 0; claims < claims_max_; ++claims) {
+    const std::size_t count =
+        claim(pool_.batches, batches_at_, std::span(tickets.data(), alone_ ? kClaimMax : 1));
+    if (count == 0) break;
+    if (claims == 0) found();
+    Poller* const of_ring = tickets[0].batch()->poller;
+    if (of_ring != poller && done_count > 0) {
+      finish();
+      give_back(poller, {done.data(), std::exchange(done_count, 0)});
     }
-    run_batch(tickets[i]);
-    completions += tickets[i].count();
+    poller = of_ring;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + 1 < count) __builtin_prefetch(tickets[i + 1].batch()->completions);
+      Batch* const batch = tickets[i].batch();
+      if (SourceState* const of_this = batch->stream->source; of_this != source) {
+        finish();
+        source = of_this;
+      }
+      run_batch(tickets[i]);
+      done[done_count++] = batch;
+      completions += tickets[i].count();
+    }
   }
-  handled_ += completions;
-  source->stream.handover.finish(completions);
-  give_back(poller, {done.data(), count});
+  if (done_count == 0) return;
+  finish();
+  give_back(poller, {done.data(), done_count});
 }
 
 void Worker::give_back(Poller* poller, std::span<Parcel* const> batches) {
@@ -175,6 +191,15 @@ void Worker::run_lane(Lane* lane) {
   if (lane->leftover != parcel) lane->leftover = parcel;
   if (parcel != nullptr || !lane->queue.try_idle()) pool_.resume(lane);
   // From here on the lane is another worker's, or gone.
+}
+
+/// The next one comes from the poller's cache: all of it while the handler is at work on this one.
+/// Of a lent batch it is the head alone, and lines that are here already.
+inline void prefetch_segment(const Parcel* parcel) noexcept {
+  const auto* const line = reinterpret_cast<const std::byte*>(parcel);
+  for (std::size_t offset = 0; offset < sizeof(Segment); offset += kCacheLine) {
+    __builtin_prefetch(line + offset);
+  }
 }
 
 /// Calls the handlers of linked parcels until `budget` completions are handled; returns what is
@@ -204,7 +229,7 @@ Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
       last = parcel;
       const std::span<const ibv_wc> completions{parcel->completions, parcel->count};
       parcel = parcel->next;
-      if (parcel != nullptr) __builtin_prefetch(parcel);
+      if (parcel != nullptr) prefetch_segment(parcel);
       call(source, completions, info);
       source->source->retire(completions);
       of_stream += static_cast<std::uint32_t>(completions.size());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -24,6 +25,7 @@ class Worker final : public Runnable {
       : pool_(pool),
         index_(index),
         alone_(pool.config.workers == 1),
+        claims_max_(claims_max(pool.config.workers, batch_counts)),
         host_driven_(host_driven),
         control_(control),
         lanes_at_{index % static_cast<std::uint32_t>(batch_counts.size())},
@@ -68,6 +70,15 @@ class Worker final : public Runnable {
 
  private:
   static constexpr std::uint32_t kClaimMax = 16;
+  static constexpr std::uint32_t kClaimsMax = 8;
+  /// Several batches are given back together only if all workers together keep a small part of any
+  /// poller's.
+  [[nodiscard]] static std::uint32_t claims_max(std::uint32_t workers,
+                                                const std::vector<std::uint32_t>& batch_counts) {
+    if (workers == 1) return 1;  // it takes as many at once
+    const std::uint32_t fewest = *std::min_element(batch_counts.begin(), batch_counts.end());
+    return std::clamp(fewest / (4 * workers), 1U, kClaimsMax);
+  }
 
   /// What was handled and not yet given back: segments of one source, linked, or lent batches of
   /// one. They cost a locked instruction each to give back and to count, however many they are.
@@ -102,7 +113,8 @@ class Worker final : public Runnable {
 
   Pool& pool_;
   const std::uint32_t index_;
-  const bool alone_;  ///< in its pool
+  const bool alone_;                ///< in its pool
+  const std::uint32_t claims_max_;  ///< in a round
   const bool host_driven_;
   ControlPort& control_;
   OwnerThread owner_;
