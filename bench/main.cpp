@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "figures/figures.hpp"
 #include "harness/machine.hpp"
 #include "harness/options.hpp"
+#include "harness/recorded.hpp"
 #include "harness/report.hpp"
 #include "harness/threads.hpp"
 
@@ -42,6 +45,21 @@ std::vector<FigureGroup> all_groups() {
       allocations(),
 #endif
   };
+}
+
+sluice::Status add_traces(const std::vector<std::string>& paths, std::vector<FigureGroup>& groups) {
+  for (const std::string& path : paths) {
+    auto trace = read_trace(path);
+    if (!trace.ok()) return trace.status();
+    for (const FigureGroup& group : groups) {
+      if (group.name == trace->name) {
+        return {StatusCode::invalid_argument,
+                "--trace: a second file would be called " + trace->name + ": '" + path + "'"};
+      }
+    }
+    groups.push_back(waiting_recorded(std::move(*trace)));
+  }
+  return {};
 }
 
 void print_list(const std::vector<FigureGroup>& groups, const Bench& asked) {
@@ -98,7 +116,13 @@ int run(const Options& options, const std::vector<FigureGroup>& groups) {
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  const std::vector<sluice::bench::FigureGroup> groups = sluice::bench::all_groups();
-  const auto parsed = sluice::bench::parse_options(argc, argv, groups);
-  return parsed.options ? sluice::bench::run(*parsed.options, groups) : parsed.exit_code;
+  using namespace sluice::bench;
+  std::vector<FigureGroup> groups = all_groups();
+  const Parsed parsed = parse_options(argc, argv, groups);
+  if (!parsed.options) return parsed.exit_code;
+  if (const auto status = add_traces(parsed.options->traces, groups); !status.ok()) {
+    fmt::print(stderr, "sluice-bench: {}\n", status.message());
+    return kBadUsage;
+  }
+  return run(*parsed.options, groups);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../harness/figure.hpp"
+#include "../harness/recorded.hpp"
 
 /// The groups of figures, each in the file of its name.
 namespace sluice::bench {
@@ -30,6 +31,8 @@ namespace sluice::bench {
 [[nodiscard]] FigureGroup instructions();
 [[nodiscard]] FigureGroup allocations();
 [[nodiscard]] FigureGroup waiting();
+/// Recorded gaps through the same simulated machine; named after the trace.
+[[nodiscard]] FigureGroup waiting_recorded(RecordedTrace trace);
 [[nodiscard]] FigureGroup waiting_live();
 [[nodiscard]] FigureGroup softrdma_echo();
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Waiting in virtual time, over somebody who knows each gap.
+#include <fmt/format.h>
+
 #include <map>
 #include <string>
 #include <utility>
@@ -35,7 +37,36 @@ Status run_waiting(Bench& bench) {
   return {};
 }
 
+Status run_recorded(Bench& bench, const RecordedTrace& trace) {
+  std::map<std::string, std::vector<double>> values;
+  for (unsigned round = 0; round < bench.rounds(); ++round) {
+    const RecordedRatios ratios = play_recorded(trace.gaps_ns, kFirstSeed + round);
+    values[".vs_clairvoyant"].push_back(ratios.adaptive);
+    values[".busy.vs_clairvoyant"].push_back(ratios.busy);
+    values[".event.vs_clairvoyant"].push_back(ratios.event);
+    values[".slept_percent"].push_back(ratios.slept_percent);
+  }
+  for (auto& [suffix, of_seeds] : values) {
+    Value value = spread_of(std::move(of_seeds));
+    if (suffix == ".vs_clairvoyant") value.note = fmt::format("{} gaps", trace.gaps_ns.size());
+    bench.add(trace.name + suffix, std::move(value));
+  }
+  return {};
+}
+
 }  // namespace
+
+FigureGroup waiting_recorded(RecordedTrace trace) {
+  const std::string name = trace.name;
+  FigureGroup group{name,
+                    {{name + ".vs_clairvoyant", "x", {}},
+                     {name + ".busy.vs_clairvoyant", "x", {}},
+                     {name + ".event.vs_clairvoyant", "x", {}},
+                     {name + ".slept_percent", "percent", {}}},
+                    {}};
+  group.run = [trace = std::move(trace)](Bench& bench) { return run_recorded(bench, trace); };
+  return group;
+}
 
 FigureGroup waiting() {
   FigureGroup group{"waiting",

@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "recorded.hpp"
+
 namespace sluice::bench {
 namespace {
 
-constexpr int kBadUsage = 2;
 constexpr unsigned kRoundsMax = 1000;
 
 bool any_begins_with(std::span<const FigureGroup> groups, const std::string& prefix) {
@@ -18,6 +19,11 @@ bool any_begins_with(std::span<const FigureGroup> groups, const std::string& pre
     return std::any_of(group.figures.begin(), group.figures.end(),
                        [&](const FigureInfo& figure) { return figure.name.starts_with(prefix); });
   });
+}
+
+/// `only` asks for figures of this family.
+bool begins(const std::string& family, const std::string& only) {
+  return family.starts_with(only) || only.starts_with(family + ".");
 }
 
 }  // namespace
@@ -36,6 +42,11 @@ Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups)
                  fmt::format("rounds of each comparison (default {})", options.settings.rounds))
       ->type_name("N")
       ->check(CLI::Range(Settings::kRoundsMin, kRoundsMax));
+  app.add_option("--trace", options.traces,
+                 "also play the gaps between completions in FILE (a text file, ns, one a line) "
+                 "against each way to wait: waiting.recorded.*; may be repeated")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
   app.add_flag("--quick", options.settings.quick,
                "a smoke run: everything once or twice and short; its numbers mean nothing");
   app.add_flag("--list", options.list, "name the figures and measure nothing");
@@ -43,7 +54,10 @@ Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups)
     app.parse(argc, argv);
     for (const std::string& name : options.settings.only) {
       if (name.empty()) throw CLI::ValidationError("--only", "is empty");
-      if (!any_begins_with(groups, name)) {
+      const bool of_trace =
+          std::any_of(options.traces.begin(), options.traces.end(),
+                      [&](const std::string& path) { return begins(recorded_name(path), name); });
+      if (!of_trace && !any_begins_with(groups, name)) {
         throw CLI::ValidationError(
             "--only", fmt::format("no figure begins with '{}' (--list names them)", name));
       }

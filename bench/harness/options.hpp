@@ -4,15 +4,19 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "figure.hpp"
 
 namespace sluice::bench {
 
+inline constexpr int kBadUsage = 2;  ///< exit status
+
 struct Options {
   Settings settings;
-  std::string json;   ///< where to; empty: nowhere
-  bool list = false;  ///< only name the figures
+  std::string json;                 ///< where to; empty: nowhere
+  bool list = false;                ///< only name the figures
+  std::vector<std::string> traces;  ///< files of recorded gaps
 };
 
 struct Parsed {

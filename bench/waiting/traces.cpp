@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "sluice/dispatch/wait_controller.hpp"
 
@@ -125,6 +126,7 @@ class Player {
     controller_.worked(now_);
     costs_.own += gap_ns <= limit ? gap : static_cast<double>(limit) / kWakeNs + 1;
     costs_.clairvoyant += std::min(gap, 1.0);
+    slept_ += gap_ns > limit ? 1 : 0;
     now_ += 300;  // the work
   }
 
@@ -134,6 +136,7 @@ class Player {
     return static_cast<double>(controller_.spin_limit_ns()) / kWakeNs;
   }
   [[nodiscard]] const Costs& costs() const { return costs_; }
+  [[nodiscard]] std::uint64_t slept() const { return slept_; }  ///< gaps
   [[nodiscard]] Random& random() { return random_; }
 
  private:
@@ -149,6 +152,7 @@ class Player {
   Costs costs_;
   std::int64_t now_ = 1'000'000;
   std::uint32_t played_ = 0;
+  std::uint64_t slept_ = 0;
 };
 
 /// The work comes right after it has stopped looking. Where it draws its limit: after a wake's
@@ -218,6 +222,20 @@ WaitingRatios simulate_waiting(std::uint64_t seed, std::uint32_t gaps) {
   for (const auto& [name, ratio] : out.adversaries) out.worst = std::max(out.worst, ratio);
   out.ns_per_decision = measure_decision(seed);
   return out;
+}
+
+RecordedRatios play_recorded(std::span<const double> gaps_ns, std::uint64_t seed) {
+  Player player(seed);
+  double sum = 0;
+  for (const double gap_ns : gaps_ns) {
+    const double gap = gap_ns / kWakeNs;
+    player.play(gap);
+    sum += gap;
+  }
+  const double clairvoyant = player.costs().clairvoyant;
+  const auto count = static_cast<double>(gaps_ns.size());
+  return {player.costs().ratio(), sum / clairvoyant, count / clairvoyant,
+          100 * static_cast<double>(player.slept()) / count};
 }
 
 }  // namespace sluice::bench

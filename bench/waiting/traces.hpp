@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
-#include <vector>
 
 namespace sluice::bench {
 
@@ -22,5 +22,15 @@ struct WaitingRatios {
 /// own random numbers out of `seed`. The controller knows no more than a real thread does: when a
 /// spin found work, when a wake came (which varies), and some measured wakes, with their noise.
 [[nodiscard]] WaitingRatios simulate_waiting(std::uint64_t seed, std::uint32_t gaps = 20000);
+
+/// The same cost of three ways to wait through recorded gaps, each over the clairvoyant one's.
+struct RecordedRatios {
+  double adaptive = 0;
+  double busy = 0;           ///< spins through every gap
+  double event = 0;          ///< sleeps in every gap
+  double slept_percent = 0;  ///< of the gaps: those in which the controller slept
+};
+/// Plays gaps (ns, >= 0, not all 0) in their order, on the simulated machine of simulate_waiting().
+[[nodiscard]] RecordedRatios play_recorded(std::span<const double> gaps_ns, std::uint64_t seed);
 
 }  // namespace sluice::bench

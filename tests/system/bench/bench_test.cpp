@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sluice::test {
@@ -149,6 +150,72 @@ TEST(Bench, ListsEachFigureOnce) {
   EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
 }
 
+void write_file(const std::string& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+/// A value of the figures that a quick run with this trace wrote.
+nlohmann::json figures_of_trace(const std::string& path) {
+  const Folder folder;
+  const Ended run = run_bench({"--quick", "--trace", path, "--only", "waiting.recorded", "--json",
+                               folder / "figures.json"});
+  EXPECT_EQ(run.status, 0) << run.err;
+  const nlohmann::json json =
+      nlohmann::json::parse(content_of(folder / "figures.json"), nullptr, false);
+  return json.is_object() ? json["figures"] : nlohmann::json();
+}
+
+// Gaps that are far shorter than a wake are spun through, far longer ones slept through: the cost
+// is nearly that of somebody who knows them.
+TEST(Bench, PlaysRecordedGaps) {
+  const Folder folder;
+  std::string short_gaps = "# ns\n\n";
+  std::string long_gaps;
+  for (int i = 0; i < 3000; ++i) {
+    short_gaps += "  250.5\r\n";
+    long_gaps += "5e6\n";
+  }
+  write_file(folder / "short gaps.txt", short_gaps);
+  write_file(folder / "long.txt", long_gaps);
+  nlohmann::json figures = figures_of_trace(folder / "short gaps.txt");
+  ASSERT_EQ(figures.size(), 4U) << figures;
+  const std::string name = "waiting.recorded.short_gaps";
+  EXPECT_LT(figures.value(name + ".vs_clairvoyant", 0.0), 1.2);
+  EXPECT_NEAR(figures.value(name + ".busy.vs_clairvoyant", 0.0), 1, 1e-9);
+  EXPECT_GT(figures.value(name + ".event.vs_clairvoyant", 0.0), 50);
+  EXPECT_LT(figures.value(name + ".slept_percent", 100.0), 1);
+  figures = figures_of_trace(folder / "long.txt");
+  ASSERT_EQ(figures.size(), 4U) << figures;
+  EXPECT_LT(figures.value("waiting.recorded.long.vs_clairvoyant", 0.0), 1.2);
+  EXPECT_GT(figures.value("waiting.recorded.long.busy.vs_clairvoyant", 0.0), 50);
+  EXPECT_NEAR(figures.value("waiting.recorded.long.event.vs_clairvoyant", 0.0), 1, 1e-9);
+  EXPECT_GT(figures.value("waiting.recorded.long.slept_percent", 0.0), 99);
+}
+
+TEST(Bench, SaysWhatIsWrongWithATrace) {
+  const Folder folder;
+  const std::vector<std::pair<std::string, std::string>> bad{
+      {"1\n2\nthree\n", ":3: 'three'"}, {"1 2\n", ":1: '1 2'"},   {"-1\n", ":1: '-1'"},
+      {"nan\n", ":1: 'nan'"},           {"# none\n\n", "no gap"}, {"0\n0\n", "no gap"}};
+  for (const auto& [content, said] : bad) {
+    write_file(folder / "trace", content);
+    const Ended run = run_bench({"--quick", "--trace", folder / "trace"});
+    EXPECT_EQ(run.status, 2) << content;
+    EXPECT_EQ(lines_of(run.err).size(), 1U) << run.err;
+    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr(folder / "trace"), HasSubstr(said)));
+    EXPECT_EQ(run.out, "");
+  }
+  write_file(folder / "trace", "1\n");
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--trace", folder / "none"},
+           {"--trace", folder / ""},
+           {"--trace", folder / "trace", "--trace", folder / "trace"}}) {
+    const Ended run = run_bench(words);
+    EXPECT_EQ(run.status, 2);
+    EXPECT_EQ(lines_of(run.err).size(), 1U) << run.err;
+  }
+}
+
 TEST(Bench, RefusesNonsenseInOneLine) {
   const std::vector<std::vector<std::string>> nonsense{{"--only", "no.such.figure"},
                                                        {"--only", ""},
@@ -160,6 +227,7 @@ TEST(Bench, RefusesNonsenseInOneLine) {
                                                        {"--rounds", "1e9"},
                                                        {"--json", ""},
                                                        {"--json"},
+                                                       {"--trace"},
                                                        {"--quickly"},
                                                        {"handoff"}};
   for (const auto& words : nonsense) {
