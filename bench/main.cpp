@@ -18,6 +18,11 @@
 namespace sluice::bench {
 namespace {
 
+FigureGroup once(FigureGroup group) {
+  group.once = true;
+  return group;
+}
+
 /// Every group, in the order of the table.
 std::vector<FigureGroup> all_groups() {
   return {
@@ -34,15 +39,15 @@ std::vector<FigureGroup> all_groups() {
       latency_oneway(),
       latency_cold(),
       many_sources(),
-      idle(),
-      waiting(),
+      once(idle()),
+      once(waiting()),
       waiting_live(),
 #ifndef SLUICE_BENCH_SANITIZED
       // By programs of their own.
-      softrdma_idle(),
+      once(softrdma_idle()),
       softrdma_echo(),
-      instructions(),
-      allocations(),
+      once(instructions()),
+      once(allocations()),
 #endif
   };
 }
@@ -57,7 +62,7 @@ sluice::Status add_traces(const std::vector<std::string>& paths, std::vector<Fig
                 "--trace: a second file would be called " + trace->name + ": '" + path + "'"};
       }
     }
-    groups.push_back(waiting_recorded(std::move(*trace)));
+    groups.push_back(once(waiting_recorded(std::move(*trace))));
   }
   return {};
 }
@@ -71,14 +76,13 @@ void print_list(const std::vector<FigureGroup>& groups, const Bench& asked) {
 }
 
 Status run_group(const FigureGroup& group, Bench& bench) {
-  bench.declare(group.figures);
   if (std::none_of(group.figures.begin(), group.figures.end(),
                    [&](const FigureInfo& figure) { return bench.wanted(figure.name); })) {
     return {};
   }
   fmt::print(stderr, "sluice-bench: {} ...\n", group.name);
   SLUICE_RETURN_IF_ERROR(group.run(bench).with_context(group.name));
-  const std::vector<std::string> missing = bench.missing();
+  const std::vector<std::string> missing = bench.missing(group.figures);
   SLUICE_CHECK(missing.empty(), group.name + " did not measure " + missing.front());
   return {};
 }
@@ -99,8 +103,14 @@ int run(const Options& options, const std::vector<FigureGroup>& groups) {
     if (const Status status = write_empty(options.json); !status.ok()) return fail(status);
   }
   const Facts machine = machine_facts();
-  for (const FigureGroup& group : groups) {
-    if (const Status status = run_group(group, bench); !status.ok()) return fail(status);
+  for (const FigureGroup& group : groups) bench.declare(group.figures);
+  for (unsigned pass = 0; pass < bench.passes(); ++pass) {
+    bench.begin_pass();
+    if (pass > 0) fmt::print(stderr, "sluice-bench: pass {} of {}\n", pass + 1, bench.passes());
+    for (const FigureGroup& group : groups) {
+      if (pass > 0 && group.once) continue;
+      if (const Status status = run_group(group, bench); !status.ok()) return fail(status);
+    }
   }
   fmt::print("{}", table(machine, bench.results()));
   if (bench.quick()) fmt::print("a smoke run (--quick): these numbers mean nothing\n");

@@ -296,9 +296,7 @@ Status run_cold(Bench& bench) {
        }}};
   const auto rounds = measure(bench, contenders, {.units_max = kAsleepSamples});
   if (!rounds) return rounds.status();
-  const auto microseconds = [](Value value) {
-    return Value{value.value / 1e3, value.low / 1e3, value.high / 1e3, std::move(value.note)};
-  };
+  const auto microseconds = [](Value value) { return scaled(std::move(value), 1e-3); };
   // A machine that is busy with something else lets nobody sleep: it is said.
   Value median = rounds->ns_per_unit("sluice");
   median.note = fmt::format("{:.0f} % or more found both threads asleep", 100 * asleep);

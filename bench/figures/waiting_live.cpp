@@ -122,10 +122,6 @@ std::string prefix_of(const Rate& rate) {
   return std::string("waiting.live.") + rate.name;
 }
 
-Value scaled(Value value, double by) {
-  return {value.value * by, value.low * by, value.high * by, std::move(value.note)};
-}
-
 Status run_rate(Bench& bench, const Rate& rate) {
   const std::string prefix = prefix_of(rate);
   if (!bench.any_wanted(prefix + '.')) return {};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,12 +44,19 @@ struct Value {
   double low = 0;    ///< the 10 % quantile of the rounds; `value` where there are none
   double high = 0;   ///< the 90 % quantile
   std::string note;  ///< what a reader must know beside it; short
+  std::vector<double> samples;  ///< what the quantiles are of; several passes are pooled
 };
+
+/// The quantiles of the numbers (not empty): 50, 10 and 90 %.
+[[nodiscard]] Value spread_of(std::vector<double> numbers, std::string note = {});
+/// The same in another unit: `by` > 0 times as many.
+[[nodiscard]] Value scaled(Value value, double by);
 
 /// How a run was asked for.
 struct Settings {
   static constexpr unsigned kRoundsMin = 7;
-  unsigned rounds = 9;            ///< of each comparison
+  unsigned rounds = 9;            ///< of each comparison, in each pass
+  unsigned passes = 4;            ///< times that all of it is gone through
   bool quick = false;             ///< a smoke run: rounds few and short, the numbers mean nothing
   std::vector<std::string> only;  ///< beginnings of names; empty: everything
 };
@@ -68,6 +76,7 @@ class Bench {
 
   [[nodiscard]] bool quick() const noexcept { return settings_.quick; }
   [[nodiscard]] unsigned rounds() const noexcept;  ///< settings().rounds; few in a quick run
+  [[nodiscard]] unsigned passes() const noexcept;  ///< settings().passes; 1 in a quick run
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   /// What one contender does in one round should take so long. ns
   [[nodiscard]] double round_ns() const noexcept;
@@ -81,25 +90,27 @@ class Bench {
   /// Any of a family: those whose names begin with `prefix`.
   [[nodiscard]] bool any_wanted(std::string_view prefix) const noexcept;
 
-  /// The value of a figure that the group has declared; dropped if it was not wanted. Stops the
-  /// program when it was not declared, is given twice, or is not finite.
+  /// The value of a figure that the group has declared; dropped if it was not wanted. One of an
+  /// earlier pass is joined with it. Stops the program when it was not declared, is given twice in
+  /// one pass, or is not finite.
   void add(std::string_view figure, Value value);
   void add(std::string_view figure, double value, std::string note = {}) {
-    add(figure, Value{value, value, value, std::move(note)});
+    add(figure, spread_of({value}, std::move(note)));
   }
+  /// From here on figures may be added again.
+  void begin_pass() { added_.clear(); }
 
   /// Declares the figures of the group that runs next.
   void declare(std::span<const FigureInfo> figures);
-  /// The declared and wanted figures that have no value yet.
-  [[nodiscard]] std::vector<std::string> missing() const;
+  /// Those of the figures that are wanted and were not added in this pass.
+  [[nodiscard]] std::vector<std::string> missing(std::span<const FigureInfo> figures) const;
   [[nodiscard]] const std::vector<Measured>& results() const noexcept { return results_; }
 
  private:
-  [[nodiscard]] bool measured(std::string_view figure) const noexcept;
-
   Settings settings_;
   std::vector<unsigned> cpus_;
   std::map<std::string, FigureInfo, std::less<>> declared_;
+  std::set<std::string, std::less<>> added_;  ///< in this pass
   std::vector<Measured> results_;
 };
 
@@ -108,6 +119,7 @@ struct FigureGroup {
   std::string name;
   std::vector<FigureInfo> figures;  ///< every one that run() may add, in the table's order
   std::function<Status(Bench&)> run;
+  bool once = false;  ///< in the first pass alone: another one would bring the same, or cost long
 };
 
 }  // namespace sluice::bench

@@ -13,6 +13,7 @@ namespace sluice::bench {
 namespace {
 
 constexpr unsigned kRoundsMax = 1000;
+constexpr unsigned kPassesMax = 100;
 
 bool any_begins_with(std::span<const FigureGroup> groups, const std::string& prefix) {
   return std::any_of(groups.begin(), groups.end(), [&](const FigureGroup& group) {
@@ -39,7 +40,7 @@ Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups)
   app.add_option("--json", options.json, "also write {\"machine\":{..}, \"figures\":{..}} there")
       ->type_name("FILE");
   app.add_option("--rounds", options.settings.rounds,
-                 fmt::format("rounds of each comparison (default {})", options.settings.rounds))
+                 fmt::format("rounds of each comparison, in each pass (default {})", options.settings.rounds))
       ->type_name("N")
       ->check(CLI::Range(Settings::kRoundsMin, kRoundsMax));
   app.add_option("--trace", options.traces,
@@ -47,6 +48,12 @@ Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups)
                  "against each way to wait: waiting.recorded.*; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
+  app.add_option("--passes", options.settings.passes,
+                 fmt::format("times that all of it is gone through (default {}): what drifts in "
+                             "minutes shows in the spread, too",
+                             options.settings.passes))
+      ->type_name("N")
+      ->check(CLI::Range(1U, kPassesMax));
   app.add_flag("--quick", options.settings.quick,
                "a smoke run: everything once or twice and short; its numbers mean nothing");
   app.add_flag("--list", options.list, "name the figures and measure nothing");

@@ -26,13 +26,6 @@ std::uint64_t round_up(std::uint64_t units, std::uint64_t granularity) noexcept 
   return (units + granularity - 1) / granularity * granularity;
 }
 
-double quantile(const std::vector<double>& sorted, double at) noexcept {
-  const double position = at * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return std::lerp(sorted[below], sorted[above], position - static_cast<double>(below));
-}
-
 /// Units that fill about `round_ns`: grows the work until it can be timed, then scales it. Warms
 /// the contender up on the way.
 Result<std::uint64_t> units_for(const Contender& contender, double round_ns,
@@ -55,12 +48,6 @@ Result<std::uint64_t> units_for(const Contender& contender, double round_ns,
 }
 
 }  // namespace
-
-Value spread_of(std::vector<double> numbers, std::string note) {
-  SLUICE_CHECK(!numbers.empty(), "the spread of no numbers");
-  std::sort(numbers.begin(), numbers.end());
-  return {quantile(numbers, 0.5), quantile(numbers, 0.1), quantile(numbers, 0.9), std::move(note)};
-}
 
 const std::vector<Rounds::Sample>& Rounds::samples_of(std::string_view name) const {
   const auto at = std::find(names_.begin(), names_.end(), name);

@@ -28,9 +28,6 @@ struct RoundsOptions {
   std::uint64_t units_max = 0;  ///< of one round; 0: no bound
 };
 
-/// The quantiles of the numbers (not empty): 50, 10 and 90 %.
-[[nodiscard]] Value spread_of(std::vector<double> numbers, std::string note = {});
-
 /// What the contenders took, round by round.
 class Rounds {
  public:
