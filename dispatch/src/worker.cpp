@@ -14,6 +14,8 @@ namespace {
 
 /// Completions of one lane that a worker handles before the other runnable lanes get their turn.
 constexpr std::uint32_t kLaneBudget = 128;
+/// And so often in a row if no other lane and no batch waits.
+constexpr std::uint32_t kLaneTurnsMax = 8;
 /// Claims from one ring before another is looked at first.
 constexpr std::uint32_t kStreakMax = 32;
 
@@ -183,14 +185,21 @@ void Worker::give_back(Poller* poller, std::span<Parcel* const> batches) {
   control_.poke();
 }
 
+/// As long as nothing else is to be done here the same lane goes on: to put it back and to take it
+/// up again moves it to and fro between the workers' caches.
 void Worker::run_lane(Lane* lane) {
   Parcel* parcel = lane->leftover;
-  if (parcel == nullptr) [[likely]]
-    parcel = lane->queue.take_all();
-  parcel = run_chain(parcel, kLaneBudget);
-  if (lane->leftover != parcel) lane->leftover = parcel;
-  if (parcel != nullptr || !lane->queue.try_idle()) pool_.resume(lane);
-  // From here on the lane is another worker's, or gone.
+  for (std::uint32_t turn = 1;; ++turn) {
+    if (parcel == nullptr) [[likely]]
+      parcel = lane->queue.take_all();
+    parcel = run_chain(parcel, kLaneBudget);
+    if (lane->leftover != parcel) lane->leftover = parcel;
+    // If it is idle, it is another worker's from here on, or gone.
+    if (parcel == nullptr && lane->queue.try_idle()) return;
+    if (turn == kLaneTurnsMax || !pool_.empty_seq_cst()) break;
+    settle();
+  }
+  pool_.resume(lane);
 }
 
 /// The next one comes from the poller's cache: all of it while the handler is at work on this one.
