@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "sluice_test/dispatch_fixture.hpp"
@@ -45,6 +47,23 @@ class WatchedSource final : public CompletionSource {
   std::vector<const ibv_wc*> polled_to_;
 };
 
+/// Calls back at each poll, and never has anything.
+class CallbackSource final : public CompletionSource {
+ public:
+  explicit CallbackSource(std::function<void()> at_poll) : at_poll_(std::move(at_poll)) {}
+  PollOutcome poll(std::span<ibv_wc>) noexcept override {
+    at_poll_();
+    return {};
+  }
+  EventOutcome consume_event() noexcept override { return {}; }
+  [[nodiscard]] int wait_fd() const noexcept override { return -1; }
+  [[nodiscard]] std::uint32_t capacity() const noexcept override { return 1; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "callback"; }
+
+ private:
+  const std::function<void()> at_poll_;
+};
+
 /// One call of a handler.
 struct Call {
   ConnectionId connection = ConnectionId::none;
@@ -65,6 +84,12 @@ class OneWorker : public ::testing::Test {
       for (const ibv_wc& wc : batch) orphans_.push_back(wc.wr_id);
     };
     dispatcher_ = start(config, callbacks);
+    if (polled_first_ != nullptr) {
+      ASSERT_TRUE(dispatcher_
+                      ->attach(polled_first_, {.order = Order::inlined},
+                               [](auto, const BatchInfo&) noexcept {})
+                      .ok());
+    }
     auto receive =
         dispatcher_->attach(std::move(source), {},
                             [this](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
@@ -101,6 +126,7 @@ class OneWorker : public ::testing::Test {
     return all;
   }
 
+  std::shared_ptr<CompletionSource> polled_first_;  ///< if set: in each pass before the other
   std::shared_ptr<SyntheticSource> source_;
   std::shared_ptr<SourceHandle> receive_;
   std::map<std::uint32_t, std::vector<std::uint64_t>> handled_;  ///< by queue pair
@@ -255,6 +281,28 @@ TEST_F(OneWorker, MoreHeldThanThereAreBatchesForIsHandedOverBitByBit) {
   EXPECT_TRUE(detach_by_running(*dispatcher_, *connection).clean);
   EXPECT_TRUE(orphans_.empty());
   EXPECT_EQ(source_->retired(), 240u);
+}
+
+// Batches come back after the poller has tried once more to hand over what is held, and before it
+// polls: what it then finds must not overtake.
+TEST_F(OneWorker, WhatComesBetweenTwoTriesOfAnAddingStaysBehindWhatIsHeld) {
+  bool worker_runs = false;
+  polled_first_ = std::make_shared<CallbackSource>([&] {
+    if (std::exchange(worker_runs, false)) dispatcher_->worker(0).run_once();
+  });
+  start_with(2, 32, 256);
+  const SetupTicket ticket = dispatcher_->expect_connection(*receive_);
+  for (std::uint64_t i = 0; i < 200; ++i) ASSERT_TRUE(source_->complete(5, i));
+  run();
+  const auto connection = attach(5);
+  run_poller(3);
+  for (std::uint64_t i = 200; i < 240; ++i) ASSERT_TRUE(source_->complete(5, i));
+  worker_runs = true;
+  run_poller(1);
+  EXPECT_EQ(handled_[5], numbers(64)) << "the two batches that there are";
+  run(200);
+  EXPECT_EQ(handled_[5], numbers(240));
+  EXPECT_TRUE(orphans_.empty());
 }
 
 // A regression: a removal that arrived while the adding was put off was executed before it, and the
