@@ -24,8 +24,8 @@ double quantile(const std::vector<double>& sorted, double at) noexcept {
 Value spread_of(std::vector<double> numbers, std::string note) {
   SLUICE_CHECK(!numbers.empty(), "the spread of no numbers");
   std::sort(numbers.begin(), numbers.end());
-  Value value{quantile(numbers, 0.5), quantile(numbers, 0.1), quantile(numbers, 0.9),
-              std::move(note), {}};
+  Value value{
+      quantile(numbers, 0.5), quantile(numbers, 0.1), quantile(numbers, 0.9), std::move(note), {}};
   value.samples = std::move(numbers);
   return value;
 }

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,10 +40,10 @@ struct FigureInfo {
 
 /// What was measured.
 struct Value {
-  double value = 0;  ///< a median, where several rounds were made
-  double low = 0;    ///< the 10 % quantile of the rounds; `value` where there are none
-  double high = 0;   ///< the 90 % quantile
-  std::string note;  ///< what a reader must know beside it; short
+  double value = 0;             ///< a median, where several rounds were made
+  double low = 0;               ///< the 10 % quantile of the rounds; `value` where there are none
+  double high = 0;              ///< the 90 % quantile
+  std::string note;             ///< what a reader must know beside it; short
   std::vector<double> samples;  ///< what the quantiles are of; several passes are pooled
 };
 

@@ -40,7 +40,8 @@ Parsed parse_options(int argc, char** argv, std::span<const FigureGroup> groups)
   app.add_option("--json", options.json, "also write {\"machine\":{..}, \"figures\":{..}} there")
       ->type_name("FILE");
   app.add_option("--rounds", options.settings.rounds,
-                 fmt::format("rounds of each comparison, in each pass (default {})", options.settings.rounds))
+                 fmt::format("rounds of each comparison, in each pass (default {})",
+                             options.settings.rounds))
       ->type_name("N")
       ->check(CLI::Range(Settings::kRoundsMin, kRoundsMax));
   app.add_option("--trace", options.traces,
