@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "placement.hpp"
 
@@ -70,11 +71,24 @@ class Placement {
     const std::vector<PlannedThread> last = threads_;
     stay(undisturbed);
     const auto first = std::tuple(threads_, pools_, given_up_);
-    const Cost first_cost = cost_of(machine_, config_, threads_, allowed());
+    // Those of before the workers were placed alone, on as many cores as there are; of the last
+    // ones too many may keep to one node, and share its cores while others are free.
+    const auto cost = [this] {
+      const auto sets = allowed();
+      return std::pair(shares_needlessly(sets), cost_of(machine_, config_, threads_, sets));
+    };
+    const auto first_cost = cost();
     stay(last);
-    if (first_cost <= cost_of(machine_, config_, threads_, allowed())) {
-      std::tie(threads_, pools_, given_up_) = first;
-    }
+    if (first_cost <= cost()) std::tie(threads_, pools_, given_up_) = first;
+  }
+
+  /// Threads share cores although others that they may use are free.
+  [[nodiscard]] bool shares_needlessly(const std::vector<CpuSet>& sets) const {
+    CpuSet all;
+    for (const CpuSet& one : sets) all |= one;
+    std::set<unsigned> used;
+    for (const PlannedThread& thread : threads_) used.insert(machine_.pus()[thread.pu].core);
+    return used.size() < std::min(threads_.size(), cores_of(machine_, all).size());
   }
 
   // --- pollers
