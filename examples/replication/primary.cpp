@@ -23,7 +23,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kConnectTimeout = 400ms;  ///< of one attempt
 constexpr int kConnectAttempts = 3;      ///< only for those that ran out of time
 constexpr auto kDetachTimeout = 500ms;
-constexpr auto kStopTimeout = 500ms;
+/// A bound: on a loaded machine the last flushes may take longer than who has interrupted us waits.
+constexpr auto kStopTimeout = 5s;
+constexpr auto kStopTimeoutOfFailed = 500ms;
 constexpr auto kStallCheckInterval = 250ms;
 /// A replica reads its copy back before it reports: at least this fast, in bytes per second.
 constexpr std::uint64_t kReadBackRate = 20'000'000;
@@ -73,7 +75,7 @@ Status Primary::run(Summary& summary) {
     summary.load = load_of(dispatcher_->counters());
     // Detaches what is still attached (connections, then the source) and ends the threads. After
     // this line no handler runs, and what they used may go.
-    const Status stopped = dispatcher_->stop(kStopTimeout);
+    const Status stopped = dispatcher_->stop(outcome.ok() ? kStopTimeout : kStopTimeoutOfFailed);
     if (outcome.ok() && !stopped.ok()) outcome = stopped;
   }
   fill_in(summary);

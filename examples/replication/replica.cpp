@@ -23,7 +23,9 @@ using sluice::StatusCode;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kSetupTimeout = 400ms;
-constexpr auto kStopTimeout = 500ms;
+/// A bound: on a loaded machine the last flushes may take longer than who has interrupted us waits.
+constexpr auto kStopTimeout = 5s;
+constexpr auto kStopTimeoutOfFailed = 500ms;
 /// How long a replica that has reported waits for the primary to take it and to close.
 constexpr auto kFarewellTimeout = 5000ms;
 constexpr unsigned kLastResortSeconds = 3;
@@ -48,7 +50,7 @@ Status Replica::run() {
     listener_.reset();
     // Detaches the connections, then the source, then ends the threads. After this line no handler
     // runs, and what they used may go.
-    const Status stopped = dispatcher_->stop(kStopTimeout);
+    const Status stopped = dispatcher_->stop(outcome.ok() ? kStopTimeout : kStopTimeoutOfFailed);
     if (outcome.ok() && !stopped.ok()) outcome = stopped;
   }
   return outcome;
