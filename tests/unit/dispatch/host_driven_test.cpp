@@ -126,13 +126,13 @@ class FullSource final : public CompletionSource {
 // While the poller polls on, the first of its batches is neither kept from a worker that looks nor
 // from one that sleeps.
 TEST(HostDriven, ABatchIsThereBeforeTheNextPoll) {
-  auto dispatcher = start(small_config(2, WaitMode::busy, Drive::host));
   bool begun = false;
   std::vector<bool> woken;
   std::vector<std::size_t> taken;
+  std::uint64_t handled = 0;
+  auto dispatcher = start(small_config(2, WaitMode::busy, Drive::host));
   Runnable& sleeper = dispatcher->worker(0);
   Runnable& awake = dispatcher->worker(1);
-  std::uint64_t handled = 0;
   auto source = std::make_shared<FullSource>([&](std::uint32_t) {
     if (!begun) return;
     woken.push_back(readable(sleeper.wait_fd()));

@@ -127,6 +127,7 @@ class OneWorker : public ::testing::Test {
   }
 
   std::shared_ptr<CompletionSource> polled_first_;  ///< if set: in each pass before the other
+  bool worker_runs_ = false;                        ///< at the next poll of that
   std::shared_ptr<SyntheticSource> source_;
   std::shared_ptr<SourceHandle> receive_;
   std::map<std::uint32_t, std::vector<std::uint64_t>> handled_;  ///< by queue pair
@@ -286,9 +287,8 @@ TEST_F(OneWorker, MoreHeldThanThereAreBatchesForIsHandedOverBitByBit) {
 // Batches come back after the poller has tried once more to hand over what is held, and before it
 // polls: what it then finds must not overtake.
 TEST_F(OneWorker, WhatComesBetweenTwoTriesOfAnAddingStaysBehindWhatIsHeld) {
-  bool worker_runs = false;
-  polled_first_ = std::make_shared<CallbackSource>([&] {
-    if (std::exchange(worker_runs, false)) dispatcher_->worker(0).run_once();
+  polled_first_ = std::make_shared<CallbackSource>([this] {
+    if (std::exchange(worker_runs_, false)) dispatcher_->worker(0).run_once();
   });
   start_with(2, 32, 256);
   const SetupTicket ticket = dispatcher_->expect_connection(*receive_);
@@ -297,7 +297,7 @@ TEST_F(OneWorker, WhatComesBetweenTwoTriesOfAnAddingStaysBehindWhatIsHeld) {
   const auto connection = attach(5);
   run_poller(3);
   for (std::uint64_t i = 200; i < 240; ++i) ASSERT_TRUE(source_->complete(5, i));
-  worker_runs = true;
+  worker_runs_ = true;
   run_poller(1);
   EXPECT_EQ(handled_[5], numbers(64)) << "the two batches that there are";
   run(200);
