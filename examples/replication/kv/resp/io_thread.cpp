@@ -251,23 +251,26 @@ void IoThread::accept_clients() {
     if (socket >= 0) {
       welcome(socket);
     } else if (errno == EMFILE || errno == ENFILE) {
-      accept_without_descriptor();
+      if (!accept_without_descriptor()) return;
     } else if (errno != ECONNABORTED && errno != EINTR) {
       return;  // EAGAIN: all are accepted
     }
   }
 }
 
-/// A client that stays in the queue would keep the listener readable, and this thread awake.
-void IoThread::accept_without_descriptor() {
-  if (!spare_) return;
+/// A client that stays in the queue would keep the listener readable, and this thread awake. False:
+/// there was none (the kernel looks for a descriptor before it looks for a client).
+bool IoThread::accept_without_descriptor() {
   spare_.reset();
   Descriptor refused(accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const bool was_there = static_cast<bool>(refused);
   refused.reset();
   spare_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!was_there) return false;
   add(counters_.refused);
   context_.say_rarely(counters_.refused.load(std::memory_order_relaxed),
                       "a client was refused: no more descriptors (see ulimit -n)");
+  return true;
 }
 
 void IoThread::welcome(int socket) {

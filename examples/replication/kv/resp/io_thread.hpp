@@ -117,7 +117,7 @@ class IoThread {
   void bury();
 
   void accept_clients();
-  void accept_without_descriptor();
+  [[nodiscard]] bool accept_without_descriptor();
   void welcome(int socket);
   void add_client(int socket);
   void readable(Client& client);

@@ -240,7 +240,7 @@ RequestParser::Step RequestParser::malformed(std::string_view why) {
   error_.append(why);
   reader_.reset();
   reader_bytes_ = 0;
-  text_ = {};
+  text_ = std::string();
   text_at_ = 0;
   begin_request();
   return Step::malformed;
@@ -256,9 +256,9 @@ void RequestParser::release_idle_memory() noexcept {
     in_text_ = true;
   }
   if (text_.capacity() > kIdleBytesMax) text_.shrink_to_fit();
-  if (arena_.capacity() > kIdleBytesMax) arena_ = {};
-  if (ends_.capacity() > kIdleBytesMax / sizeof ends_[0]) ends_ = {};
-  if (words_.capacity() > kIdleBytesMax / sizeof words_[0]) words_ = {};
+  if (arena_.capacity() > kIdleBytesMax) arena_ = std::string();
+  if (ends_.capacity() > kIdleBytesMax / sizeof ends_[0]) ends_ = std::vector<std::size_t>();
+  if (words_.capacity() > kIdleBytesMax / sizeof words_[0]) words_ = std::vector<std::string_view>();
 }
 
 }  // namespace sluice::kv
