@@ -467,7 +467,7 @@ PendingReply* IoThread::put_in_line(Client& client) {
 
 void IoThread::release(PendingReply* pending) noexcept {
   if (pending->bytes.capacity() > kReplyBytesKept)
-    pending->bytes = std::string();
+    release_memory(pending->bytes);
   else
     pending->bytes.clear();
   pending->client = nullptr;
@@ -550,7 +550,7 @@ void IoThread::after_send(Client& client) {
   if (client.unsent_bytes() == 0) {
     client.out_at = 0;
     if (client.out.capacity() > kOutputBytesKept)
-      client.out = std::string();
+      release_memory(client.out);
     else
       client.out.clear();
   } else if (client.out_at > client.out.size() / 2) {

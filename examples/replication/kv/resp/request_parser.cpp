@@ -10,6 +10,7 @@ extern "C" {
 #include <charconv>
 #include <cstring>
 
+#include "resp/text.hpp"
 #include "sluice/core/status.hpp"
 
 namespace sluice::kv {
@@ -240,7 +241,7 @@ RequestParser::Step RequestParser::malformed(std::string_view why) {
   error_.append(why);
   reader_.reset();
   reader_bytes_ = 0;
-  text_ = std::string();
+  release_memory(text_);
   text_at_ = 0;
   begin_request();
   return Step::malformed;
@@ -255,10 +256,11 @@ void RequestParser::release_idle_memory() noexcept {
     reader_bytes_ = 0;
     in_text_ = true;
   }
-  if (text_.capacity() > kIdleBytesMax) text_.shrink_to_fit();
-  if (arena_.capacity() > kIdleBytesMax) arena_ = std::string();
+  if (text_.capacity() > kIdleBytesMax) release_memory(text_);
+  if (arena_.capacity() > kIdleBytesMax) release_memory(arena_);
   if (ends_.capacity() > kIdleBytesMax / sizeof ends_[0]) ends_ = std::vector<std::size_t>();
-  if (words_.capacity() > kIdleBytesMax / sizeof words_[0]) words_ = std::vector<std::string_view>();
+  if (words_.capacity() > kIdleBytesMax / sizeof words_[0])
+    words_ = std::vector<std::string_view>();
 }
 
 }  // namespace sluice::kv

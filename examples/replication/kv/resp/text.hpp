@@ -29,4 +29,9 @@ namespace sluice::kv {
   return out += "'";
 }
 
+/// Empties it and gives its memory back. (Assigning an empty string may keep the memory.)
+inline void release_memory(std::string& text) noexcept {
+  std::string().swap(text);
+}
+
 }  // namespace sluice::kv
