@@ -20,6 +20,8 @@ namespace sluice::kv {
 namespace {
 
 constexpr std::size_t kInputBytes = std::size_t{64} << 10;  ///< read from one client in a round
+/// A client that holds no more of a request than this is never closed for what others hold.
+constexpr std::size_t kInputBytesFair = std::size_t{64} << 10;
 constexpr int kAcceptsPerRound = 64;
 /// So many events in a round: the next one looks once more before it sleeps.
 constexpr int kBusyEvents = 2;
@@ -213,6 +215,7 @@ void IoThread::resume_stalled() {
     if (client->phase == Client::Phase::gone) continue;
     client->stalled = Client::Stalled::no;
     take_requests(*client);
+    account_input(*client);
     if (client->phase == Client::Phase::open && client->stalled == Client::Stalled::no)
       listen_for(*client, true, client->writing);
   }
@@ -328,12 +331,26 @@ void IoThread::readable(Client& client) {
     add(counters_.bytes_in, static_cast<std::uint64_t>(got));
     client.parser.feed({input_.data(), static_cast<std::size_t>(got)});
     take_requests(client);
+    account_input(client);
   } else if (got == 0) {
     client.at_end = true;
     start_closing(client);
   } else if (errno != EAGAIN && errno != EINTR) {
     close_client(client);
   }
+}
+
+/// Each client keeps to the limits of a request, but many halves together are much.
+void IoThread::account_input(Client& client) {
+  if (client.phase == Client::Phase::gone) return;
+  const std::size_t before = client.input_bytes;
+  client.input_bytes = client.parser.memory_bytes();
+  input_bytes_ += client.input_bytes - before;  // modulo 2^64: it may be less
+  if (input_bytes_ <= options_.input_bytes_max || client.input_bytes <= kInputBytesFair ||
+      client.phase != Client::Phase::open)
+    return;
+  add(counters_.protocol_errors);
+  refuse(client, "Protocol error: requests that are not complete take too much memory");
 }
 
 void IoThread::discard_input(Client& client) {
@@ -610,6 +627,7 @@ void IoThread::close_client(Client& client) {
   if (client.phase == Client::Phase::gone) return;
   if (client.phase == Client::Phase::lingering) lingering_.erase(client.linger_place);
   client.phase = Client::Phase::gone;
+  input_bytes_ -= client.input_bytes;
   client.fd.reset();  // which takes it out of the epoll set
   while (client.first != nullptr) {
     PendingReply* const pending = client.first;

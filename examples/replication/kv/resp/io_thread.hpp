@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "resp/client.hpp"
@@ -127,6 +128,7 @@ class IoThread {
   template <typename Write>
   void reply_now(Client& client, Write&& write);
   void refuse(Client& client, std::string_view why);
+  void account_input(Client& client);
 
   [[nodiscard]] bool blocked(const Client& client) const noexcept;
   void stall(Client& client);
@@ -162,6 +164,7 @@ class IoThread {
   int ready_ = 0;      ///< how many of events_ are of this round
   bool busy_ = false;  ///< the last round had so much to do that there may be more
   std::vector<char> input_;
+  std::size_t input_bytes_ = 0;  ///< of all clients' requests that are not complete
 
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Client*> dirty_;     ///< something to send, or to look at, at the end of the round

@@ -29,6 +29,9 @@ struct ServerOptions {
   /// The same of all connections of an I/O thread.
   std::size_t in_flight_max = 16'384;
   RequestLimits limits;
+  /// Memory that requests which are not complete may take in an I/O thread, all its clients
+  /// together; beyond it a client that holds much is closed when it sends more.
+  std::size_t input_bytes_max = std::size_t{256} << 20;
   /// A client that has this much to fetch is not read from until it fetched half of it.
   std::size_t output_pause_bytes = std::size_t{1} << 20;
   /// A client that has this much to fetch is closed.

@@ -266,6 +266,31 @@ TEST(RespServer, LimitsOfARequestAreTheOptions) {
   EXPECT_THAT(peer.rest(), HasSubstr("too long"));
 }
 
+TEST(RespServer, HalfRequestsOfManyClientsTakeBoundedMemory) {
+  constexpr std::size_t kHalf = 300'000;
+  EchoHandler handler;
+  const auto server = started(handler, {.input_bytes_max = 2'000'000});
+  Peer small(server->port());
+  small.send("*2\r\n$3\r\nGET\r\n$5\r\n12");
+  std::vector<Peer> peers;
+  for (int i = 0; i < 20; ++i) {
+    peers.emplace_back(server->port());
+    peers.back().send("*2\r\n$3\r\nGET\r\n$1000000\r\n" + std::string(kHalf, 'x'));
+  }
+  // So many fit, more or less; the others learn why not.
+  EXPECT_TRUE(eventually([&] { return server->stats().protocol_errors >= 10; }));
+  EXPECT_TRUE(eventually([&] {
+    return server->stats().bytes_in >= 20 * kHalf / 4 && server->stats().protocol_errors <= 19;
+  }));
+  EXPECT_THAT(peers.back().line(), HasSubstr("too much memory"));
+  EXPECT_EQ(small.ask("345\r\n", bulk("12345")), bulk("12345"));
+  // When they are gone others have room again.
+  peers.clear();
+  ASSERT_TRUE(eventually([&] { return server->stats().clients == 1; }));
+  const std::string large(1'900'000, 'x');
+  EXPECT_EQ(small.ask(encoded({"GET", large}), bulk(large)), bulk(large));
+}
+
 TEST(RespServer, AClientThatDoesNotReadIsNotReadFrom) {
   constexpr std::size_t kWord = 1000, kEnough = 100'000'000;
   EchoHandler handler;
