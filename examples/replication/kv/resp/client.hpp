@@ -68,7 +68,7 @@ struct Client {
   bool at_end = false;   ///< the peer has sent its last byte
   ConnectionState state;
   RequestParser parser;
-  std::size_t input_bytes = 0;  ///< the parser's memory, as far as IoThread::input_bytes_ has it
+  std::size_t input_bytes = 0;    ///< the parser's memory, as far as IoThread::input_bytes_ has it
   PendingReply* first = nullptr;  ///< the oldest request without a sent reply
   PendingReply* last = nullptr;
   std::size_t in_line = 0;     ///< how many from first to last

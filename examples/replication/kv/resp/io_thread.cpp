@@ -215,7 +215,7 @@ void IoThread::resume_stalled() {
     if (client->phase == Client::Phase::gone) continue;
     client->stalled = Client::Stalled::no;
     take_requests(*client);
-    account_input(*client);
+    limit_input(*client);
     if (client->phase == Client::Phase::open && client->stalled == Client::Stalled::no)
       listen_for(*client, true, client->writing);
   }
@@ -331,7 +331,7 @@ void IoThread::readable(Client& client) {
     add(counters_.bytes_in, static_cast<std::uint64_t>(got));
     client.parser.feed({input_.data(), static_cast<std::size_t>(got)});
     take_requests(client);
-    account_input(client);
+    limit_input(client);
   } else if (got == 0) {
     client.at_end = true;
     start_closing(client);
@@ -340,12 +340,16 @@ void IoThread::readable(Client& client) {
   }
 }
 
-/// Each client keeps to the limits of a request, but many halves together are much.
-void IoThread::account_input(Client& client) {
-  if (client.phase == Client::Phase::gone) return;
+void IoThread::account_input(Client& client) noexcept {
   const std::size_t before = client.input_bytes;
   client.input_bytes = client.parser.memory_bytes();
   input_bytes_ += client.input_bytes - before;  // modulo 2^64: it may be less
+}
+
+/// Each client keeps to the limits of a request, but many halves together are much.
+void IoThread::limit_input(Client& client) {
+  if (client.phase == Client::Phase::gone) return;
+  account_input(client);
   if (input_bytes_ <= options_.input_bytes_max || client.input_bytes <= kInputBytesFair ||
       client.phase != Client::Phase::open)
     return;
@@ -607,6 +611,8 @@ void IoThread::listen_for(Client& client, bool reading, bool writing) noexcept {
 void IoThread::start_closing(Client& client) {
   if (client.phase != Client::Phase::open) return;
   client.phase = Client::Phase::closing;
+  client.parser.give_up();
+  account_input(client);
   mark_dirty(client);
 }
 

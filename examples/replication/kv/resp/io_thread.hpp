@@ -128,7 +128,8 @@ class IoThread {
   template <typename Write>
   void reply_now(Client& client, Write&& write);
   void refuse(Client& client, std::string_view why);
-  void account_input(Client& client);
+  void account_input(Client& client) noexcept;
+  void limit_input(Client& client);
 
   [[nodiscard]] bool blocked(const Client& client) const noexcept;
   void stall(Client& client);

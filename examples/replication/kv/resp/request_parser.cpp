@@ -18,6 +18,7 @@ namespace {
 
 /// More digits than any length has.
 constexpr std::size_t kLengthDigitsMax = 20;
+constexpr std::size_t kReaderGrowthMax = SDS_MAX_PREALLOC;
 /// Buffers above this are given back when no request is being read.
 constexpr std::size_t kIdleBytesMax = std::size_t{16} << 10;
 
@@ -89,8 +90,10 @@ std::size_t RequestParser::unread_bytes() const noexcept {
 }
 
 std::size_t RequestParser::memory_bytes() const noexcept {
+  // The reader's buffer has doubled with each growth, and above the second term grown by that.
+  const std::size_t reader_capacity = reader_bytes_ + std::min(reader_bytes_, kReaderGrowthMax);
   return text_.capacity() + arena_.capacity() + ends_.capacity() * sizeof ends_[0] +
-         words_.capacity() * sizeof words_[0] + reader_bytes_;
+         words_.capacity() * sizeof words_[0] + reader_capacity;
 }
 
 void RequestParser::feed(std::string_view bytes) {
@@ -236,15 +239,22 @@ void RequestParser::finish_request() {
 }
 
 RequestParser::Step RequestParser::malformed(std::string_view why) {
-  failed_ = true;
   error_ = "Protocol error: ";
   error_.append(why);
+  give_up();
+  return Step::malformed;
+}
+
+void RequestParser::give_up() noexcept {
+  failed_ = true;
   reader_.reset();
   reader_bytes_ = 0;
   release_memory(text_);
-  text_at_ = 0;
+  text_at_ = text_scanned_ = 0;
   begin_request();
-  return Step::malformed;
+  release_memory(arena_);
+  std::vector<std::size_t>().swap(ends_);
+  std::vector<std::string_view>().swap(words_);
 }
 
 void RequestParser::release_idle_memory() noexcept {

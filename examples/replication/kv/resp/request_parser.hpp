@@ -67,12 +67,16 @@ class RequestParser {
   /// One line, without a line end: "Protocol error: ...".
   [[nodiscard]] std::string_view error() const noexcept { return error_; }
 
+  /// Nothing more will be asked of it: gives its memory back, words() and all. next() says
+  /// malformed.
+  void give_up() noexcept;
+
   /// The limits from the next request on.
   void set_limits(const RequestLimits& limits) noexcept { limits_ = limits; }
 
   /// Bytes that were fed and belong to no request yet.
   [[nodiscard]] std::size_t unread_bytes() const noexcept;
-  /// Memory that it holds now, about.
+  /// Memory that it holds now, about, and rather more than less.
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:

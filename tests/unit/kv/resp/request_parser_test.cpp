@@ -202,6 +202,19 @@ TEST(RequestParser, ALongStreamOfLinesOrArraysTakesNoMoreMemory) {
   }
 }
 
+TEST(RequestParser, GivesEverythingBackWhenItGivesUp) {
+  RequestParser parser(RequestLimits{});
+  Outcome out;
+  take(
+      parser,
+      encoded({"SET", std::string(100'000, 'x')}) + "*2\r\n$200000\r\n" + std::string(100'000, 'x'),
+      out);
+  EXPECT_GT(parser.memory_bytes(), 100'000U);
+  parser.give_up();
+  EXPECT_LT(parser.memory_bytes(), 1000U);
+  EXPECT_EQ(parser.next(), Step::malformed);
+}
+
 TEST(RequestParser, NewLimitsHoldFromTheNextRequestOn) {
   RequestParser parser(kSmall);
   Outcome out;
