@@ -76,6 +76,12 @@ void Peer::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+void Peer::reset() {
+  const linger at_once{1, 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  close();
+}
+
 bool Peer::receive_some() {
   if (ended_) return false;
   char chunk[16384];

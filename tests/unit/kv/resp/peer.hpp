@@ -27,6 +27,8 @@ class Peer {
   [[nodiscard]] long send_some(std::string_view bytes, int patience_ms) const;
   void end_sending() const;
   void close();
+  /// Closes so that the server sees an error, at once, and not the end of the stream.
+  void reset();
 
   /// Exactly that many bytes; fewer at the end of the stream, or when time is over.
   [[nodiscard]] std::string receive(std::size_t bytes);
