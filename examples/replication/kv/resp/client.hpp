@@ -33,8 +33,8 @@ static_assert(offsetof(PendingReply, next_returned) % kCacheLine == 0 &&
               offsetof(PendingReply, next_returned) >= offsetof(PendingReply, done) + 1);
 
 /// A connection, as its I/O thread keeps it. Threads: that one.
-/// Memory: some 400 bytes, 1.2 KiB after small requests (measured), and buffers of up to 16 KiB that
-/// are kept after larger ones.
+/// Memory: some 400 bytes, 1.2 KiB after small requests (measured), and buffers of up to 16 KiB
+/// that are kept after larger ones.
 struct Client {
   enum class Phase : std::uint8_t {
     open,       ///< requests are taken
