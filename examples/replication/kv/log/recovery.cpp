@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "recovery.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <utility>
+
+namespace sluice::kv {
+namespace {
+
+constexpr const char* kWhatToDo =
+    "; this copy must not be used: remove the folder, and let a replica fetch the log anew, or "
+    "restore the folder from a backup";
+
+Status lost(const std::string& path, std::uint64_t offset, std::uint64_t index,
+            const std::string& why) {
+  return {StatusCode::device_failed, "the log is damaged in the middle: '" + path + "', offset " +
+                                         std::to_string(offset) + ", entry " +
+                                         std::to_string(index) + ": " + why + kWhatToDo};
+}
+
+/// A file with a readable header.
+struct Candidate {
+  NamedFile file;
+  Fd fd;
+  std::uint64_t size = 0;
+  format::SegmentHeader header;
+  format::Activation activation;
+  format::ActivationState state = format::ActivationState::none;
+};
+
+class Examination {
+ public:
+  Examination(const std::string& folder, const std::string& cluster_id, bool settle)
+      : folder_(folder), cluster_id_(cluster_id), settle_(settle) {}
+
+  Result<Findings> run() {
+    SLUICE_RETURN_IF_ERROR(read_headers());
+    SLUICE_RETURN_IF_ERROR(set_aside_unused());
+    drop_superseded();
+    SLUICE_RETURN_IF_ERROR(scan_all());
+    return std::move(findings_);
+  }
+
+ private:
+  Status read_headers() {
+    auto listing = list_folder(folder_);
+    SLUICE_RETURN_IF_ERROR(listing.status());
+    findings_.free_files = std::move(listing->free);
+    for (NamedFile& named : listing->segments) {
+      findings_.highest_generation = std::max(findings_.highest_generation, named.number);
+      Candidate candidate;
+      candidate.file = std::move(named);
+      SLUICE_RETURN_IF_ERROR(read_header(candidate));
+      candidates_.push_back(std::move(candidate));
+    }
+    return {};
+  }
+
+  Status read_header(Candidate& candidate) {
+    const std::string& path = candidate.file.path;
+    candidate.fd = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (candidate.fd.get() < 0) return system_failure("open '" + path + "'", errno);
+    struct stat info {};
+    if (::fstat(candidate.fd.get(), &info) != 0)
+      return system_failure("stat '" + path + "'", errno);
+    candidate.size = static_cast<std::uint64_t>(info.st_size);
+    if (settle_) {
+      SLUICE_RETURN_IF_ERROR(sync_data(candidate.fd.get(), path));
+      (void)::posix_fadvise(candidate.fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+    }
+    std::vector<std::byte> block(format::kBlock);
+    auto count = read_some(candidate.fd.get(), path, block, 0);
+    SLUICE_RETURN_IF_ERROR(count.status());
+    if (*count < format::kBlock) {
+      return {StatusCode::device_failed, "the log is damaged: '" + path + "' has " +
+                                             std::to_string(candidate.size) +
+                                             " bytes, less than its header" + kWhatToDo};
+    }
+    switch (format::decode(block, candidate.header)) {
+      case format::HeaderFault::none: break;
+      case format::HeaderFault::newer_version:
+        return {StatusCode::not_supported,
+                "'" + path + "' has the log format " + std::to_string(candidate.header.version) +
+                    ", this program knows up to " + std::to_string(format::kVersion) +
+                    ": use the program that wrote it, or a later one"};
+      case format::HeaderFault::not_a_segment:
+      case format::HeaderFault::damaged:
+        return {StatusCode::device_failed, "the log is damaged: '" + path +
+                                               "', offset 0: its header is not valid" + kWhatToDo};
+    }
+    if (!cluster_id_.empty() && candidate.header.cluster_id != cluster_id_) {
+      return {StatusCode::rejected, "'" + path + "' belongs to the cluster '" +
+                                        candidate.header.cluster_id + "', this node to '" +
+                                        cluster_id_ + "': give it its own folder"};
+    }
+    if (candidate.header.generation != candidate.file.number) {
+      return {StatusCode::device_failed, "the log is damaged: '" + path + "' is segment " +
+                                             std::to_string(candidate.header.generation) +
+                                             " by its header: it was renamed" + kWhatToDo};
+    }
+    candidate.state = format::decode(block, candidate.header.salt, candidate.activation);
+    return {};
+  }
+
+  Result<std::vector<std::byte>> read_file(const Candidate& candidate) {
+    std::vector<std::byte> bytes(candidate.size);
+    auto count = read_some(candidate.fd.get(), candidate.file.path, bytes, 0);
+    SLUICE_RETURN_IF_ERROR(count.status());
+    bytes.resize(*count);
+    return bytes;
+  }
+
+  /// Files made ready and not begun, and those whose begin did not get to the disk.
+  Status set_aside_unused() {
+    std::size_t used = candidates_.size();
+    while (used > 0 && candidates_[used - 1].state != format::ActivationState::valid) --used;
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      Candidate& candidate = candidates_[i];
+      if (candidate.state == format::ActivationState::valid) continue;
+      auto bytes = read_file(candidate);
+      SLUICE_RETURN_IF_ERROR(bytes.status());
+      SegmentScan scan;
+      look_beyond(*bytes, format::kBlock, format::seed_of(candidate.header.salt), scan);
+      // Its begin is written with its first entries: durable ones behind a bad begin, or a segment
+      // after it, show that it was there.
+      format::EntryHeader first;
+      const bool has_first =
+          bytes->size() >= format::kBlock + format::EntryHeader::kBytes &&
+          format::decode(std::span(*bytes).subspan(format::kBlock, format::EntryHeader::kBytes),
+                         format::seed_of(candidate.header.salt), first);
+      const bool was_used =
+          scan.valid_beyond != 0 && (!has_first || scan.durable_beyond >= first.index);
+      if (i < used || was_used) {
+        return lost(candidate.file.path, format::kActivationAt, has_first ? first.index : 0,
+                    "where the segment begins in the log is not readable");
+      }
+      const bool pristine =
+          candidate.state == format::ActivationState::none && scan.valid_beyond == 0;
+      if (!pristine) {
+        torn_begin_ = candidate.file.path;
+        torn_beyond_ = scan.last_beyond;
+        torn_durable_ = scan.durable_beyond;
+      }
+      if (pristine && !findings_.spare && candidate.size == candidate.header.segment_bytes) {
+        findings_.spare.emplace(candidate.file.path, candidate.header);
+      } else {
+        findings_.void_files.push_back(candidate.file.path);
+      }
+    }
+    std::erase_if(candidates_, [](const Candidate& candidate) {
+      return candidate.state != format::ActivationState::valid;
+    });
+    return {};
+  }
+
+  /// Segments that a later one has made void.
+  void drop_superseded() {
+    std::vector<Candidate> kept;
+    for (Candidate& candidate : candidates_) {
+      const std::uint32_t flags = candidate.activation.flags;
+      while (!kept.empty() &&
+             ((flags & format::Activation::kRestarts) != 0 ||
+              ((flags & format::Activation::kCuts) != 0 &&
+               kept.back().activation.first_index >= candidate.activation.first_index))) {
+        findings_.void_files.push_back(kept.back().file.path);
+        kept.pop_back();
+      }
+      kept.push_back(std::move(candidate));
+    }
+    candidates_ = std::move(kept);
+  }
+
+  Status scan_all() {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      Candidate& candidate = candidates_[i];
+      const bool last = i + 1 == candidates_.size();
+      SLUICE_RETURN_IF_ERROR(check_follows(candidate));
+      const std::uint64_t stop = last ? 0 : candidates_[i + 1].activation.first_index - 1;
+      auto bytes = read_file(candidate);
+      SLUICE_RETURN_IF_ERROR(bytes.status());
+      SegmentScan scan = scan_segment(*bytes, candidate.header, candidate.activation, stop);
+      const bool reaches = last || scan.last_index >= stop;
+      findings_.segments.push_back(
+          {candidate.file.path, candidate.header, candidate.activation, scan, candidate.size});
+      if (!reaches || scan.damaged) return judge(scan, i);
+    }
+    if (!torn_begin_.empty()) {
+      const std::uint64_t after =
+          findings_.segments.empty() ? 0 : findings_.segments.back().scan.last_index;
+      set_cut(torn_begin_, format::kActivationAt, after, torn_beyond_,
+              "the segment was just begun");
+    }
+    return {};
+  }
+
+  Status check_follows(const Candidate& candidate) {
+    if (findings_.segments.empty()) return {};
+    const FoundSegment& before = findings_.segments.back();
+    const format::Activation& activation = candidate.activation;
+    if (activation.first_index == before.scan.last_index + 1 &&
+        activation.previous_epoch == before.scan.last_epoch) {
+      return {};
+    }
+    return lost(candidate.file.path, format::kActivationAt, before.scan.last_index + 1,
+                "a segment between '" + before.path + "' and this one is missing");
+  }
+
+  /// The valid entries end in candidate `at`. What is behind that place says whether they were lost
+  /// before anybody was told that they are there.
+  Status judge(const SegmentScan& scan, std::size_t at) {
+    const Candidate& candidate = candidates_[at];
+    const std::uint64_t index = scan.last_index + 1;
+    std::uint64_t durable = std::max(scan.durable_beyond, torn_durable_);
+    std::uint64_t beyond = std::max(scan.last_beyond, torn_beyond_);
+    for (std::size_t later = at + 1; later < candidates_.size(); ++later) {
+      const Candidate& next = candidates_[later];
+      durable = std::max(durable, next.activation.durable);
+      auto bytes = read_file(next);
+      SLUICE_RETURN_IF_ERROR(bytes.status());
+      SegmentScan rest;
+      look_beyond(*bytes, format::kBlock, format::seed_of(next.header.salt), rest);
+      durable = std::max(durable, rest.durable_beyond);
+      beyond = std::max(beyond, rest.last_beyond);
+      findings_.void_files.push_back(next.file.path);
+    }
+    if (durable >= index) {
+      return lost(candidate.file.path, scan.bad_at, index,
+                  scan.why + ", but entries up to " + std::to_string(durable) + " were durable");
+    }
+    set_cut(candidate.file.path, scan.bad_at, scan.last_index, beyond, scan.why);
+    return {};
+  }
+
+  void set_cut(const std::string& path, std::uint64_t offset, std::uint64_t after,
+               std::uint64_t beyond, const std::string& why) {
+    std::string message = "cut off the end of the log in '" + path + "' after entry " +
+                          std::to_string(after) + ", at offset " + std::to_string(offset) + ": " +
+                          why;
+    message += beyond > after ? "; dropped entries " + std::to_string(after + 1) + " to " +
+                                    std::to_string(beyond) + ", of which some are readable"
+                              : "; what follows is no entry";
+    message += "; nothing shows that it was ever acknowledged";
+    findings_.cut = Cut{after, beyond, std::move(message)};
+  }
+
+  const std::string& folder_;
+  const std::string& cluster_id_;
+  const bool settle_;
+  std::vector<Candidate> candidates_;
+  std::string torn_begin_;
+  std::uint64_t torn_beyond_ = 0, torn_durable_ = 0;
+  Findings findings_;
+};
+
+}  // namespace
+
+Result<Findings> examine(const std::string& folder, const std::string& cluster_id, bool settle) {
+  return Examination(folder, cluster_id, settle).run();
+}
+
+}  // namespace sluice::kv
