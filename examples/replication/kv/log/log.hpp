@@ -212,10 +212,22 @@ class Log {
   /// what is before `filled`.
   struct Chunk;
   struct Segment;
-  /// A range of a chunk that is written at once.
-  struct Group;
   using ChunkPtr = std::shared_ptr<Chunk>;
   using SegmentPtr = std::shared_ptr<Segment>;
+  /// A range of a chunk that is written at once.
+  struct Group {
+    std::uint64_t number = 0;
+    ChunkPtr chunk;
+    std::uint64_t begin = 0, end = 0;  ///< in the chunk; whole blocks
+    std::uint64_t last_index = 0;
+    std::uint64_t pending_bytes = 0;
+    std::uint32_t waiting = 0;  ///< completions to come
+    std::int32_t write_result = 0, sync_result = 0;
+    std::uint32_t attempts = 0;
+    bool submitted = false;  ///< the kernel has it
+    bool again = false;      ///< to be sent once more
+    bool done = false;       ///< on the disk; or given up, in a failed log
+  };
   struct Source;
 
   Log(std::string folder, const LogOptions& options, FolderLock lock);

@@ -31,6 +31,8 @@ struct Candidate {
   format::SegmentHeader header;
   format::Activation activation;
   format::ActivationState state = format::ActivationState::none;
+  SegmentScan left;       ///< what groups have left in it, once looked into
+  bool pristine = false;  ///< never begun
 };
 
 class Examination {
@@ -115,58 +117,49 @@ class Examination {
     return bytes;
   }
 
-  /// Files made ready and not begun, and those whose begin did not get to the disk.
+  /// Files made ready and not begun, the next ones to be used. Of others whose begin is not
+  /// readable, finds out what is behind it.
   Status set_aside_unused() {
-    std::size_t used = candidates_.size();
-    while (used > 0 && candidates_[used - 1].state != format::ActivationState::valid) --used;
-    for (std::size_t i = 0; i < candidates_.size(); ++i) {
-      Candidate& candidate = candidates_[i];
+    for (Candidate& candidate : candidates_) {
       if (candidate.state == format::ActivationState::valid) continue;
-      auto bytes = read_file(candidate);
-      SLUICE_RETURN_IF_ERROR(bytes.status());
-      SegmentScan scan;
-      look_beyond(*bytes, format::kBlock, format::seed_of(candidate.header.salt), scan);
-      // Its begin is written with its first entries: durable ones behind a bad begin, or a segment
-      // after it, show that it was there.
-      format::EntryHeader first;
-      const bool has_first =
-          bytes->size() >= format::kBlock + format::EntryHeader::kBytes &&
-          format::decode(std::span(*bytes).subspan(format::kBlock, format::EntryHeader::kBytes),
-                         format::seed_of(candidate.header.salt), first);
-      const bool was_used =
-          scan.valid_beyond != 0 && (!has_first || scan.durable_beyond >= first.index);
-      if (i < used || was_used) {
-        return lost(candidate.file.path, format::kActivationAt, has_first ? first.index : 0,
-                    "where the segment begins in the log is not readable");
-      }
-      const bool pristine =
-          candidate.state == format::ActivationState::none && scan.valid_beyond == 0;
-      if (!pristine) {
-        torn_begin_ = candidate.file.path;
-        torn_beyond_ = scan.last_beyond;
-        torn_durable_ = scan.durable_beyond;
-      }
-      if (pristine && !findings_.spare && candidate.size == candidate.header.segment_bytes) {
+      SLUICE_RETURN_IF_ERROR(look_into(candidate));
+    }
+    while (!candidates_.empty() && candidates_.back().pristine) {
+      Candidate& candidate = candidates_.back();
+      if (findings_.spare) findings_.void_files.push_back(findings_.spare->first);
+      findings_.spare.reset();
+      if (candidate.size == candidate.header.segment_bytes) {
         findings_.spare.emplace(candidate.file.path, candidate.header);
       } else {
         findings_.void_files.push_back(candidate.file.path);
       }
+      candidates_.pop_back();
     }
-    std::erase_if(candidates_, [](const Candidate& candidate) {
-      return candidate.state != format::ActivationState::valid;
-    });
     return {};
   }
 
-  /// Segments that a later one has made void.
+  /// What groups have left in a file, whatever its begin says.
+  Status look_into(Candidate& candidate) {
+    auto bytes = read_file(candidate);
+    SLUICE_RETURN_IF_ERROR(bytes.status());
+    look_beyond(*bytes, format::kBlock, format::seed_of(candidate.header.salt), candidate.left);
+    candidate.pristine =
+        candidate.state == format::ActivationState::none && candidate.left.valid_beyond == 0;
+    return {};
+  }
+
+  /// Segments that a later one has made void; what was never begun before it, too. (Had that held
+  /// durable entries, they would be missing before the later one.)
   void drop_superseded() {
     std::vector<Candidate> kept;
     for (Candidate& candidate : candidates_) {
-      const std::uint32_t flags = candidate.activation.flags;
+      const std::uint32_t flags =
+          candidate.state == format::ActivationState::valid ? candidate.activation.flags : 0;
       while (!kept.empty() &&
              ((flags & format::Activation::kRestarts) != 0 ||
               ((flags & format::Activation::kCuts) != 0 &&
-               kept.back().activation.first_index >= candidate.activation.first_index))) {
+               (kept.back().state != format::ActivationState::valid ||
+                kept.back().activation.first_index >= candidate.activation.first_index)))) {
         findings_.void_files.push_back(kept.back().file.path);
         kept.pop_back();
       }
@@ -178,22 +171,20 @@ class Examination {
   Status scan_all() {
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       Candidate& candidate = candidates_[i];
-      const bool last = i + 1 == candidates_.size();
+      if (candidate.state != format::ActivationState::valid) {
+        return judge(i, candidate.file.path, format::kActivationAt,
+                     "where the segment begins in the log is not readable", {});
+      }
       SLUICE_RETURN_IF_ERROR(check_follows(candidate));
+      const bool last =
+          i + 1 == candidates_.size() || candidates_[i + 1].state != format::ActivationState::valid;
       const std::uint64_t stop = last ? 0 : candidates_[i + 1].activation.first_index - 1;
       auto bytes = read_file(candidate);
       SLUICE_RETURN_IF_ERROR(bytes.status());
       SegmentScan scan = scan_segment(*bytes, candidate.header, candidate.activation, stop);
-      const bool reaches = last || scan.last_index >= stop;
       findings_.segments.push_back(
           {candidate.file.path, candidate.header, candidate.activation, scan, candidate.size});
-      if (!reaches || scan.damaged) return judge(scan, i);
-    }
-    if (!torn_begin_.empty()) {
-      const std::uint64_t after =
-          findings_.segments.empty() ? 0 : findings_.segments.back().scan.last_index;
-      set_cut(torn_begin_, format::kActivationAt, after, torn_beyond_,
-              "the segment was just begun");
+      if (scan.damaged) return judge(i + 1, candidate.file.path, scan.bad_at, scan.why, scan);
     }
     return {};
   }
@@ -210,29 +201,30 @@ class Examination {
                 "a segment between '" + before.path + "' and this one is missing");
   }
 
-  /// The valid entries end in candidate `at`. What is behind that place says whether they were lost
-  /// before anybody was told that they are there.
-  Status judge(const SegmentScan& scan, std::size_t at) {
-    const Candidate& candidate = candidates_[at];
-    const std::uint64_t index = scan.last_index + 1;
-    std::uint64_t durable = std::max(scan.durable_beyond, torn_durable_);
-    std::uint64_t beyond = std::max(scan.last_beyond, torn_beyond_);
-    for (std::size_t later = at + 1; later < candidates_.size(); ++later) {
-      const Candidate& next = candidates_[later];
-      durable = std::max(durable, next.activation.durable);
-      auto bytes = read_file(next);
-      SLUICE_RETURN_IF_ERROR(bytes.status());
-      SegmentScan rest;
-      look_beyond(*bytes, format::kBlock, format::seed_of(next.header.salt), rest);
-      durable = std::max(durable, rest.durable_beyond);
-      beyond = std::max(beyond, rest.last_beyond);
+  /// The valid entries end at an offset of `path`; `left` was found behind it in the same file, and
+  /// candidates from `later` on come after it. All that says whether what is lost was lost before
+  /// anybody was told that it is there.
+  Status judge(std::size_t later, const std::string& path, std::uint64_t offset,
+               const std::string& why, const SegmentScan& left) {
+    const std::uint64_t after =
+        findings_.segments.empty() ? 0 : findings_.segments.back().scan.last_index;
+    std::uint64_t durable = left.durable_beyond;
+    std::uint64_t beyond = left.last_beyond;
+    for (; later < candidates_.size(); ++later) {
+      Candidate& next = candidates_[later];
+      if (next.state == format::ActivationState::valid) {
+        durable = std::max(durable, next.activation.durable);
+        SLUICE_RETURN_IF_ERROR(look_into(next));
+      }
+      durable = std::max(durable, next.left.durable_beyond);
+      beyond = std::max(beyond, next.left.last_beyond);
       findings_.void_files.push_back(next.file.path);
     }
-    if (durable >= index) {
-      return lost(candidate.file.path, scan.bad_at, index,
-                  scan.why + ", but entries up to " + std::to_string(durable) + " were durable");
+    if (durable > after) {
+      return lost(path, offset, after + 1,
+                  why + ", but entries up to " + std::to_string(durable) + " were durable");
     }
-    set_cut(candidate.file.path, scan.bad_at, scan.last_index, beyond, scan.why);
+    set_cut(path, offset, after, beyond, why);
     return {};
   }
 
@@ -252,8 +244,6 @@ class Examination {
   const std::string& cluster_id_;
   const bool settle_;
   std::vector<Candidate> candidates_;
-  std::string torn_begin_;
-  std::uint64_t torn_beyond_ = 0, torn_durable_ = 0;
   Findings findings_;
 };
 
