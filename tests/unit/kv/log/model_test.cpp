@@ -214,7 +214,7 @@ class Run {
 
 RC_GTEST_PROP(LogModel, AnyOrderOfEventsGivesWhatTheModelHas, ()) {
   Run run(false, TempFolder::memory);
-  const int steps = *rc::gen::inRange(1, 60);
+  const int steps = *rc::gen::inRange(1, 300);
   for (int i = 0; i < steps; ++i) run.step();
   run.check_all();
 }
