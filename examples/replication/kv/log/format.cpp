@@ -76,7 +76,7 @@ HeaderFault decode(std::span<const std::byte> block, SegmentHeader& header) {
 }
 
 void encode(const Activation& activation, std::uint64_t salt, std::span<std::byte> block) {
-  const auto out = block.subspan(kActivationAt, Activation::kBytes);
+  const auto out = block.first(Activation::kBytes);
   put(out, 0, activation.first_index);
   put(out, 8, activation.previous_epoch);
   put(out, 16, activation.durable);
@@ -86,7 +86,7 @@ void encode(const Activation& activation, std::uint64_t salt, std::span<std::byt
 
 ActivationState decode(std::span<const std::byte> block, std::uint64_t salt,
                        Activation& activation) {
-  const auto in = block.subspan(kActivationAt, Activation::kBytes);
+  const auto in = block.first(Activation::kBytes);
   const bool empty =
       std::all_of(in.begin(), in.end(), [](std::byte byte) { return byte == std::byte{0}; });
   if (empty) return ActivationState::none;

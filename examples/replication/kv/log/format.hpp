@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What is in a segment file, byte by byte. All integers are little-endian.
 //
-//   block 0      sector 0: SegmentHeader, written when the file is made ready and never touched
-//   again
-//                sector 1: Activation, written together with the segment's first group
-//   block 1...   groups: entries one behind the other, 8-byte aligned, the first of a group on a
+//   block 0      SegmentHeader, written when the file is made ready and never touched again
+//   block 1      Activation, written together with the segment's first group
+//   block 2...   groups: entries one behind the other, 8-byte aligned, the first of a group on a
 //                block's boundary, the rest of its last block zero
 //
 // An entry is 48 bytes of header, then the payload, then 0..7 zeros. A header lies within one
@@ -22,9 +21,10 @@ namespace sluice::kv::format {
 inline constexpr std::uint32_t kVersion = 1;
 /// What is written at once: no durable byte is ever written again. See README, "Why blocks".
 inline constexpr std::size_t kBlock = 4096;
-/// Activation's place in block 0: another sector than the header's, so that writing the one cannot
-/// tear the other.
-inline constexpr std::size_t kActivationAt = 512;
+/// The Activation's place: in another block than the header's, so that writing the one cannot tear
+/// the other.
+inline constexpr std::size_t kActivationAt = kBlock;
+inline constexpr std::size_t kEntriesAt = 2 * kBlock;
 inline constexpr std::size_t kClusterIdMax = 64;
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) noexcept {
@@ -61,6 +61,7 @@ struct Activation {
 };
 /// Whether there is one.
 enum class ActivationState : std::uint8_t { none, valid, damaged };
+/// `block` is the Activation's own.
 void encode(const Activation& activation, std::uint64_t salt, std::span<std::byte> block);
 [[nodiscard]] ActivationState decode(std::span<const std::byte> block, std::uint64_t salt,
                                      Activation& activation);

@@ -53,7 +53,7 @@ Status Log::check_append(std::uint64_t epoch, std::size_t payload_bytes) const {
                                       std::to_string(epoch) + " after one of epoch " +
                                       std::to_string(last_epoch_)};
   }
-  const std::uint64_t most = options_.segment_bytes - kBlock - EntryHeader::kBytes;
+  const std::uint64_t most = options_.segment_bytes - format::kEntriesAt - EntryHeader::kBytes;
   if (payload_bytes > most) {
     return {StatusCode::invalid_argument, "append an entry of " + std::to_string(payload_bytes) +
                                               " bytes to a log whose segments take " +
@@ -107,7 +107,7 @@ Status Log::begin_segment() {
   auto file = files_->take();
   if (!file.ok()) return file.status().with_context("begin a new segment of the log");
   segment_ = make_segment(std::move(file).value(), {tail_ + 1, last_epoch_, 0, 0});
-  write_at_ = 0;  // its first group brings block 0 with it
+  write_at_ = format::kActivationAt;  // which its first group brings with it
   const std::lock_guard lock(shared_);
   segments_.push_back(segment_);
   return {};
@@ -123,7 +123,7 @@ Log::SegmentPtr Log::make_segment(SegmentFile file, const format::Activation& ac
 }
 
 void Log::begin_chunk(std::uint64_t bytes) {
-  const std::uint64_t header = write_at_ == 0 ? kBlock : 0;
+  const std::uint64_t header = write_at_ == format::kActivationAt ? kBlock : 0;
   const std::uint64_t wanted =
       std::max<std::uint64_t>(options_.chunk_bytes, format::round_up(bytes, kBlock) + header);
   const std::uint64_t capacity = std::min(wanted, segment_->file.header.segment_bytes - write_at_);
@@ -193,9 +193,13 @@ bool Log::has_unsubmitted() const noexcept {
   return !unsent_.empty() && failure_.ok();  // failure_ is written by the owner only
 }
 
+/// Whether a segment's Activation is in it.
+bool Log::begins_segment(const Group& group) noexcept {
+  return group.begin == 0 && group.chunk->base == format::kActivationAt;
+}
+
 /// Makes a group of the oldest entries that are in none: the rest of a chunk.
-bool Log::seal_next(Group& group) {
-  if (unsent_.empty()) return false;
+void Log::seal_next(Group& group) {
   group.chunk = std::move(unsent_.front());
   unsent_.pop_front();
   Chunk& chunk = *group.chunk;
@@ -206,10 +210,9 @@ bool Log::seal_next(Group& group) {
   group.end = format::round_up(chunk.write_at, kBlock);
   group.last_index = chunk.last_index;
   group.pending_bytes = chunk.open_bytes;
-  if (chunk.base == 0 && group.begin == 0) {
+  if (begins_segment(group)) {
     const auto block = chunk.bytes(0, kBlock);
     std::memset(block.data(), 0, block.size());
-    format::encode(segment.file.header, block);
     format::Activation activation = segment.activation;
     activation.durable = durable;
     format::encode(activation, segment.file.header.salt, block);
@@ -223,7 +226,6 @@ bool Log::seal_next(Group& group) {
   std::memset(chunk.memory.get() + chunk.write_at, 0, group.end - chunk.write_at);
   chunk.sealed = chunk.write_at = chunk.open_entry = group.end;
   chunk.open_bytes = 0;
-  return true;
 }
 
 Status Log::submit(uring::Ring& ring) {
@@ -236,7 +238,7 @@ Status Log::submit(uring::Ring& ring) {
   }
   while (status.ok() && in_flight_.size() < options_.groups_in_flight_max && !unsent_.empty()) {
     Group& group = in_flight_.emplace_back();
-    (void)seal_next(group);
+    seal_next(group);
     if (!send(ring, group)) {
       group.again = true;  // sealed for good, sent the next time
       status = no_room(ring);
@@ -323,7 +325,7 @@ void Log::advance() {
     // (4) release: pairs with (3).
     durable_index_.store(group.last_index, std::memory_order_release);
     // Its segment has begun, durably: now the next one may be made.
-    if (group.chunk->base == 0 && group.begin == 0) files_->request();
+    if (begins_segment(group)) files_->request();
   }
   if (chunks_bytes_ > options_.tail_bytes) trim_tail();
 }
@@ -366,7 +368,7 @@ Status Log::sync() {
   SLUICE_CHECK(in_flight_.empty(), "sync() of a log while groups are on a ring");
   while (!unsent_.empty()) {
     Group& group = in_flight_.emplace_back();
-    (void)seal_next(group);
+    seal_next(group);
     const Status status = write_now(group);
     group.done = true;
     if (!status.ok()) (void)fail(status);
@@ -425,7 +427,7 @@ Status Log::restart_after(std::uint64_t index, std::uint64_t epoch) {
 }
 
 /// Begins a segment that makes void what earlier ones hold: nothing old is written over, and the
-/// one write of its first block is the moment at which it counts.
+/// one write of its Activation is the moment at which it counts.
 Status Log::restart_at(const format::Activation& activation) {
   auto made = cut_segment(activation);
   SLUICE_RETURN_IF_ERROR(made.status());
@@ -453,7 +455,7 @@ Status Log::restart_at(const format::Activation& activation) {
   durable_index_.store(after, std::memory_order_release);
   unsent_.clear();
   chunk_.reset();
-  write_at_ = kBlock;
+  write_at_ = format::kEntriesAt;
   tail_ = after;
   last_epoch_ = activation.previous_epoch;
   pending_bytes_ = 0;
@@ -468,9 +470,8 @@ Result<Log::SegmentPtr> Log::cut_segment(const format::Activation& activation) {
   const AlignedBytes memory = allocate_aligned(kBlock);
   const std::span<std::byte> block(memory.get(), kBlock);
   std::memset(block.data(), 0, kBlock);
-  format::encode(file->header, block);
   format::encode(activation, file->header.salt, block);
-  Status status = write_all(file->write_fd.get(), file->path, block, 0);
+  Status status = write_all(file->write_fd.get(), file->path, block, format::kActivationAt);
   if (status.ok()) status = sync_data(file->write_fd.get(), file->path);
   if (!status.ok()) return fail(status);
   return make_segment(std::move(file).value(), activation);

@@ -33,7 +33,7 @@ struct Entry {
 };
 
 struct LogOptions {
-  /// Of each file; a multiple of 4096, 12 KiB..1 GiB. An entry fits into one segment. Files of
+  /// Of each file; a multiple of 4096, 16 KiB..1 GiB. An entry fits into one segment. Files of
   /// another size that are there are read, and not used again.
   std::uint64_t segment_bytes = 64ULL << 20;
   /// Payload and headers appended and not durable yet; beyond it append() says resource_exhausted.
@@ -239,7 +239,8 @@ class Log {
   [[nodiscard]] static SegmentPtr make_segment(SegmentFile file,
                                                const format::Activation& activation);
   void put(std::uint64_t epoch, std::span<const std::byte> payload);
-  [[nodiscard]] bool seal_next(Group& group);
+  void seal_next(Group& group);
+  [[nodiscard]] static bool begins_segment(const Group& group) noexcept;
   [[nodiscard]] bool send(uring::Ring& ring, Group& group);
   void advance();
   void trim_tail();

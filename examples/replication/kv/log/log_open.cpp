@@ -21,9 +21,9 @@ Status check(const LogOptions& options, const std::string& cluster_id) {
                                                     std::to_string(value) + ": it must be " +
                                                     range);
   };
-  if (options.segment_bytes % kBlock != 0 || options.segment_bytes < 3 * kBlock ||
+  if (options.segment_bytes % kBlock != 0 || options.segment_bytes < 4 * kBlock ||
       options.segment_bytes > kSegmentBytesMax) {
-    return refuse("segment_bytes", options.segment_bytes, "a multiple of 4096, 12 KiB..1 GiB");
+    return refuse("segment_bytes", options.segment_bytes, "a multiple of 4096, 16 KiB..1 GiB");
   }
   if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < 2 * kBlock ||
       options.chunk_bytes > kSegmentBytesMax) {

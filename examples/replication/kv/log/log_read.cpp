@@ -82,7 +82,7 @@ Result<Log::Source> Log::find(std::uint64_t index) const {
         segments_.begin(), segments_.end(), index,
         [](std::uint64_t i, const SegmentPtr& segment) { return i < segment->first_index(); });
     source.segment = *std::prev(after);
-    source.start = {source.segment->first_index(), kBlock};
+    source.start = {source.segment->first_index(), format::kEntriesAt};
     // What is not in memory is durable.
     if (after != segments_.end()) source.stop_index = (*after)->first_index() - 1;
     if (!chunks_.empty()) {

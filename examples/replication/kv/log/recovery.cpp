@@ -75,7 +75,7 @@ class Examination {
       SLUICE_RETURN_IF_ERROR(sync_data(candidate.fd.get(), path));
       (void)::posix_fadvise(candidate.fd.get(), 0, 0, POSIX_FADV_DONTNEED);
     }
-    std::vector<std::byte> block(format::kBlock);
+    std::vector<std::byte> block(format::kEntriesAt);
     auto count = read_some(candidate.fd.get(), path, block, 0);
     SLUICE_RETURN_IF_ERROR(count.status());
     if (*count < format::kBlock) {
@@ -105,7 +105,8 @@ class Examination {
                                              std::to_string(candidate.header.generation) +
                                              " by its header: it was renamed" + kWhatToDo};
     }
-    candidate.state = format::decode(block, candidate.header.salt, candidate.activation);
+    candidate.state = format::decode(std::span(block).subspan(format::kActivationAt),
+                                     candidate.header.salt, candidate.activation);
     return {};
   }
 
@@ -128,11 +129,7 @@ class Examination {
       Candidate& candidate = candidates_.back();
       if (findings_.spare) findings_.void_files.push_back(findings_.spare->first);
       findings_.spare.reset();
-      if (candidate.size == candidate.header.segment_bytes) {
-        findings_.spare.emplace(candidate.file.path, candidate.header);
-      } else {
-        findings_.void_files.push_back(candidate.file.path);
-      }
+      findings_.spare.emplace(candidate.file.path, candidate.header);
       candidates_.pop_back();
     }
     return {};
@@ -142,9 +139,10 @@ class Examination {
   Status look_into(Candidate& candidate) {
     auto bytes = read_file(candidate);
     SLUICE_RETURN_IF_ERROR(bytes.status());
-    look_beyond(*bytes, format::kBlock, format::seed_of(candidate.header.salt), candidate.left);
-    candidate.pristine =
-        candidate.state == format::ActivationState::none && candidate.left.valid_beyond == 0;
+    look_beyond(*bytes, format::kEntriesAt, format::seed_of(candidate.header.salt), candidate.left);
+    candidate.pristine = candidate.state == format::ActivationState::none &&
+                         candidate.left.valid_beyond == 0 &&
+                         candidate.size == candidate.header.segment_bytes;
     return {};
   }
 

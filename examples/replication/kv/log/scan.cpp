@@ -2,6 +2,7 @@
 #include "scan.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace sluice::kv {
 namespace {
@@ -9,14 +10,18 @@ namespace {
 using format::EntryHeader;
 using format::kBlock;
 
-/// Whether a header that is not valid was written for this place: a single damaged field leaves one
-/// of the others. What a recycled file held before has another mark, and other indexes.
+/// How many bits of a mark one damaged byte can change.
+constexpr int kDamagedBits = 8;
+
+/// Whether what is not a valid header here was written for this place. What a recycled file held
+/// before has another mark; it may have the very index, after a cut.
 bool looks_ours(std::span<const std::byte> file, std::uint64_t at, std::uint32_t seed,
                 std::uint32_t mark, std::uint64_t index) {
   if (at + EntryHeader::kBytes > file.size()) return false;
   EntryHeader header;
   if (format::decode(file.subspan(at, EntryHeader::kBytes), seed, header)) return true;
-  return header.mark == mark || header.index == index;
+  return header.mark == mark ||
+         (header.index == index && std::popcount(header.mark ^ mark) <= kDamagedBits);
 }
 
 std::string said(const char* what, std::uint64_t at) {
@@ -109,8 +114,8 @@ SegmentScan scan_segment(std::span<const std::byte> file, const format::SegmentH
   SegmentScan scan;
   scan.last_index = activation.first_index - 1;
   scan.last_epoch = activation.previous_epoch;
-  scan.end = kBlock;
-  std::uint64_t at = kBlock;
+  scan.end = format::kEntriesAt;
+  std::uint64_t at = format::kEntriesAt;
   while (stop_index == 0 || scan.last_index < stop_index) {  // bound: the file's size
     const WalkResult next =
         walk(file, 0, at, file.size(), seed, scan.last_index + 1, scan.last_epoch);

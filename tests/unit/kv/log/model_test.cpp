@@ -22,7 +22,7 @@ struct Model {
 class Run {
  public:
   Run(bool direct, TempFolder::Where where) : temp_(where) {
-    options_.segment_bytes = (3 + *rc::gen::inRange<std::uint64_t>(0, 6)) * 4096;
+    options_.segment_bytes = (4 + *rc::gen::inRange<std::uint64_t>(0, 6)) * 4096;
     options_.chunk_bytes = (2 + *rc::gen::inRange<std::size_t>(0, 3)) * 4096;
     options_.tail_bytes = *rc::gen::inRange<std::size_t>(0, 5) * 4096;
     options_.groups_in_flight_max = *rc::gen::element(1U, 1U, 3U);
@@ -70,7 +70,7 @@ class Run {
   void append() {
     const int count = 1 + *rc::gen::inRange(0, 6);
     for (int i = 0; i < count; ++i) {
-      const std::size_t most = options_.segment_bytes - 4096 - 48;
+      const std::size_t most = options_.segment_bytes - 8192 - 48;
       const std::size_t size =
           std::min(most, *rc::gen::oneOf(rc::gen::inRange<std::size_t>(0, 300),
                                          rc::gen::inRange<std::size_t>(3900, 4200),
@@ -185,7 +185,7 @@ class Run {
       format::SegmentHeader header;
       if (format::decode(bytes, header) != format::HeaderFault::none) continue;
       std::uint64_t from = 0;
-      for (std::uint64_t at = 4096; at + 48 <= bytes.size() && from == 0; at += 4096) {
+      for (std::uint64_t at = 8192; at + 48 <= bytes.size() && from == 0; at += 4096) {
         format::EntryHeader entry;
         if (format::decode(std::span(bytes).subspan(at, 48), format::seed_of(header.salt), entry) &&
             entry.index > durable) {
