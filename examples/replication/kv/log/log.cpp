@@ -261,7 +261,7 @@ bool Log::send(uring::Ring& ring, Group& group) {
   if (!ring.try_prepare(std::span(sqes, count))) return false;
   const std::uint64_t user_data = std::uint64_t{options_.ring_tag} << 32 | group.number << 1;
   const Chunk& chunk = *group.chunk;
-  const int fd = chunk.segment->file.write_fd.get();
+  const int fd = chunk.segment->file.fd.get();
   ::io_uring_prep_write(sqes[0], fd, chunk.memory.get() + group.begin,
                         static_cast<unsigned>(group.end - group.begin), chunk.base + group.begin);
   sqes[0]->user_data = user_data;
@@ -381,10 +381,10 @@ Status Log::sync() {
 Status Log::write_now(Group& group) {
   Chunk& chunk = *group.chunk;
   const SegmentFile& file = chunk.segment->file;
-  SLUICE_RETURN_IF_ERROR(write_all(file.write_fd.get(), file.path,
+  SLUICE_RETURN_IF_ERROR(write_all(file.fd.get(), file.path,
                                    chunk.bytes(group.begin, group.end - group.begin),
                                    chunk.base + group.begin));
-  return sync_data(file.write_fd.get(), file.path);
+  return sync_data(file.fd.get(), file.path);
 }
 
 // --- cutting ------------------------------------------------------------------------------------
@@ -471,8 +471,8 @@ Result<Log::SegmentPtr> Log::cut_segment(const format::Activation& activation) {
   const std::span<std::byte> block(memory.get(), kBlock);
   std::memset(block.data(), 0, kBlock);
   format::encode(activation, file->header.salt, block);
-  Status status = write_all(file->write_fd.get(), file->path, block, format::kActivationAt);
-  if (status.ok()) status = sync_data(file->write_fd.get(), file->path);
+  Status status = write_all(file->fd.get(), file->path, block, format::kActivationAt);
+  if (status.ok()) status = sync_data(file->fd.get(), file->path);
   if (!status.ok()) return fail(status);
   return make_segment(std::move(file).value(), activation);
 }

@@ -89,6 +89,7 @@ struct LogRecovery {
 ///   may have dropped the pages that it could not write, and a later fsync succeeds without them.
 /// - L3: no byte of a durable entry is written again, until its segment is recycled.
 /// - L4: no entry is returned whose CRC is not right, under its segment's salt.
+/// - L5: open() drops only what nothing shows to have been durable, and says so; else it refuses.
 ///
 /// Thread-safety: owned by one thread (append, submit, on_completion, sync, truncate_after,
 /// restart_after, trim_before; any other stops the program) until release_thread(). read, epoch_of,

@@ -163,27 +163,34 @@ Status Log::read_file(const Source& source, Reading& reading) const {
   std::uint64_t at = source.start.offset;
   std::uint64_t index = source.start.index;
   std::uint64_t previous_epoch = source.previous_epoch;
-  std::vector<std::byte> window;
-  std::uint64_t base = at;
-  std::uint64_t need = kWindowBytes;
+  AlignedBytes memory;
+  std::size_t memory_bytes = 0;
+  std::span<const std::byte> window;
+  std::uint64_t base = at;                                 // of the window
   while (!reading.enough && index <= source.stop_index) {  // bound: the file
     const WalkResult next = walk(window, base, at, end, segment.seed, index, previous_epoch);
     switch (next.kind) {
       case Walk::entry:
-        reading.give(next.header, std::span(window).subspan(next.at - base + EntryHeader::kBytes,
-                                                            next.header.length));
+        reading.give(next.header,
+                     window.subspan(next.at - base + EntryHeader::kBytes, next.header.length));
         at = next.at + format::entry_bytes(next.header.length);
         previous_epoch = next.header.epoch;
         ++index;
         break;
       case Walk::more: {
-        base = at;
-        need = std::max<std::uint64_t>(next.at - at + next.need, kWindowBytes);
-        window.resize(std::min(need, end - base));
-        auto count = read_some(file.read_fd.get(), file.path, window, base);
+        base = at / kBlock * kBlock;
+        const std::uint64_t wanted =
+            std::min(std::max<std::uint64_t>(format::round_up(next.at - base + next.need, kBlock),
+                                             kWindowBytes),
+                     format::round_up(end - base, kBlock));
+        if (wanted > memory_bytes) {
+          memory = allocate_aligned(wanted);
+          memory_bytes = wanted;
+        }
+        auto count = read_some(file.fd.get(), file.path, {memory.get(), wanted}, base);
         SLUICE_RETURN_IF_ERROR(count.status());
-        if (*count < window.size()) end = base + *count;  // the file is shorter than it was
-        window.resize(*count);
+        window = {memory.get(), *count};
+        if (*count < wanted) end = std::min(end, base + *count);  // shorter than it was
         break;
       }
       case Walk::bad:

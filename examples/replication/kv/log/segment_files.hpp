@@ -85,8 +85,9 @@ class FolderLock {
 struct SegmentFile {
   std::string path;
   format::SegmentHeader header;
-  Fd write_fd;  ///< O_DIRECT where it was asked for and the file system has it
-  Fd read_fd;
+  /// O_DIRECT where it was asked for and the file system has it. Reads go through it, too: beside
+  /// direct writes the page cache may keep what was there before.
+  Fd fd;
 };
 /// Opens one that is there. `direct` is a wish.
 [[nodiscard]] Result<SegmentFile> open_segment(const std::string& path,

@@ -92,8 +92,8 @@ RC_GTEST_PROP(Format, AnEntryIsReadAsItWasWrittenAndEachBitCounts, ()) {
   RC_ASSERT(look(salt, 13, 3).kind != Walk::entry);
   RC_ASSERT(look(salt, 12, 2).kind != Walk::entry);
   RC_ASSERT(look(salt + 2, 12, 3).kind != Walk::entry);
-  const std::size_t bit = *rc::gen::inRange<std::size_t>(
-      0, 8 * (EntryHeader::kBytes + payload.size()));
+  const std::size_t bit =
+      *rc::gen::inRange<std::size_t>(0, 8 * (EntryHeader::kBytes + payload.size()));
   bytes[bit / 8] ^= static_cast<std::byte>(1U << bit % 8);
   RC_ASSERT(look(salt, 12, 3).kind != Walk::entry);
 }

@@ -176,6 +176,30 @@ TEST_P(LogGroups, BecomeDurableOneAfterTheOther) {
   EXPECT_EQ(ring->in_flight(), 0u);
 }
 
+// Nothing but a power cut would show that a sync is missing: so this looks at what the kernel is
+// asked for.
+TEST_P(LogGroups, AskForDurabilityOfWhatTheyWrite) {
+  const TempFolder temp;
+  const auto ring = make_ring();
+  const auto log = open(temp / "log", options());
+  (void)require(log->append(1, Bytes(5000)));
+  require(log->submit(*ring));
+  const io_uring_sqe* const sqes = ring->native()->sq.sqes;
+  EXPECT_EQ(sqes[0].opcode, IORING_OP_WRITE);
+  EXPECT_EQ(sqes[0].off % 4096, 0u);
+  EXPECT_EQ(sqes[0].len, 3 * 4096u) << "the segment's Activation, and the entry in whole blocks";
+  if (GetParam().dsync) {
+    EXPECT_EQ(sqes[0].rw_flags, RWF_DSYNC);
+  } else {
+    EXPECT_NE(sqes[0].flags & IOSQE_IO_LINK, 0);
+    EXPECT_EQ(sqes[1].opcode, IORING_OP_FSYNC);
+    EXPECT_EQ(sqes[1].fd, sqes[0].fd);
+    EXPECT_EQ(sqes[1].fsync_flags, IORING_FSYNC_DATASYNC);
+  }
+  EXPECT_EQ((::fcntl(sqes[0].fd, F_GETFL) & O_DIRECT) != 0, GetParam().direct);
+  commit(*log, *ring);
+}
+
 // Completions in an order of the test's: what is durable never has a gap.
 TEST_P(LogGroups, CountOnlyBehindThoseBeforeThem) {
   if (GetParam().groups == 1) return;  // the others show it
