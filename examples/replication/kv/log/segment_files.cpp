@@ -345,7 +345,7 @@ Result<Fd> SegmentFiles::blank_file(const std::string& path, bool& fresh) {
   Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (fd.get() < 0) return system_failure("make the log's file '" + path + "'", errno);
   fresh = true;
-  const std::uint64_t size = options_.prewrite ? options_.segment_bytes : format::kBlock;
+  const std::uint64_t size = options_.prewrite ? options_.segment_bytes : format::kEntriesAt;
   const std::vector<std::byte> zeros(std::min<std::uint64_t>(kZerosAtOnce, size));
   for (std::uint64_t at = 0; at < size; at += zeros.size()) {
     const auto count = std::min<std::uint64_t>(zeros.size(), size - at);
@@ -368,9 +368,9 @@ Result<SegmentFile> SegmentFiles::make(std::uint64_t generation) {
   SLUICE_RETURN_IF_ERROR(salt.status());
   const format::SegmentHeader header{
       format::kVersion, generation, options_.segment_bytes, *salt, fresh, options_.cluster_id};
-  std::vector<std::byte> block(format::kBlock);
-  format::encode(header, block);
-  SLUICE_RETURN_IF_ERROR(write_all(fd->get(), unfinished, block, 0));
+  std::vector<std::byte> begin(format::kEntriesAt);  // the Activation of its last life goes, too
+  format::encode(header, begin);
+  SLUICE_RETURN_IF_ERROR(write_all(fd->get(), unfinished, begin, 0));
   SLUICE_RETURN_IF_ERROR(sync_data(fd->get(), unfinished));
   const std::string path = segment_path(options_.folder, generation);
   SLUICE_RETURN_IF_ERROR(rename_file(unfinished, path));

@@ -60,7 +60,8 @@ std::vector<std::string> used_files(const std::string& folder) {
     format::SegmentHeader header;
     format::Activation activation;
     if (format::decode(bytes, header) == format::HeaderFault::none &&
-        format::decode(bytes, header.salt, activation) == format::ActivationState::valid) {
+        format::decode(std::span(bytes).subspan(format::kActivationAt), header.salt, activation) ==
+            format::ActivationState::valid) {
       used.push_back(path);
     }
   }
