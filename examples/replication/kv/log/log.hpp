@@ -43,12 +43,13 @@ struct LogOptions {
   /// Size of a buffer, so of what one submit() writes at most (an entry that is larger: its size);
   /// a multiple of 4096.
   std::size_t chunk_bytes = 1ULL << 20;
-  /// Groups written at the same time; 1..8. See README, "One at a time".
+  /// Groups written at the same time; 1..8. See README, "Why one at a time".
   std::uint32_t groups_in_flight_max = 1;
   /// O_DIRECT where the file system has it.
   bool direct = true;
   /// One write with RWF_DSYNC for each group, in place of a write and an fdatasync linked to it.
-  bool dsync = true;
+  /// See README, "Why linked".
+  bool dsync = false;
   /// Files that hold nothing any more and wait for their next use.
   std::size_t free_files_max = 4;
   /// Upper half of the log's user_data on the ring: how its completions are told from others.
@@ -125,7 +126,7 @@ class Log {
   [[nodiscard]] Status append(const Entry& entry);
   /// Hands what was appended to the ring, as far as groups_in_flight_max lets it; nothing to do is
   /// okay. The ring's other operations are submitted with it. resource_exhausted: the ring has no
-  /// room now; call again. Takes up to two operations for each group.
+  /// room now; call again. Takes two operations for each group: the ring needs room for two.
   [[nodiscard]] Status submit(uring::Ring& ring);
   /// Whether a completion is this log's.
   [[nodiscard]] bool owns(const io_uring_cqe& cqe) const noexcept {
