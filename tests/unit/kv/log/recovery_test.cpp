@@ -186,6 +186,33 @@ TEST(Recovery, WithAnyBlockMissingItIsRefusedOrAPrefix) {
 
 // --- torn and damaged ---------------------------------------------------------------------------
 
+// Where old entries lie behind the end, no zeros tell that something is wrong.
+TEST(Recovery, ADamagedLastEntryOfAFileThatIsUsedAgainIsTold) {
+  const TempFolder temp(TempFolder::memory);
+  std::uint64_t last = 0;
+  {
+    const auto log = open(temp / "clean", tiny_options());
+    for (int i = 0; i < 12; ++i) {
+      (void)require(log->append(1, payload_of(1, 5000)));
+      require(log->sync());
+      log->trim_before(log->last_index());
+      log->settle();
+    }
+    last = require(log->append(1, payload_of(2, 30)));
+    require(log->sync());
+    ASSERT_GE(log->counters().segments_reused, 2u);
+  }
+  const std::string name = fs::path(used_files(temp / "clean").back()).filename().string();
+  const std::uint64_t at = offset_of(temp / "clean/" + name, last);
+  for (std::uint64_t i = 0; i < 48 + 30; ++i) {
+    copy_folder(temp / "clean", temp / "log");
+    flip(temp / "log/" + name, at + i, std::byte{0xff});
+    const auto log = open(temp / "log", tiny_options());
+    ASSERT_EQ(log->last_index(), last - 1) << i;
+    ASSERT_TRUE(log->recovery().cut) << "byte " << i << ": silently shorter";
+  }
+}
+
 TEST(Recovery, ATornGroupIsCutOffAndTheLogGoesOnBehindIt) {
   const TempFolder temp;
   Contents expected = make_log(temp, {{100}, {200, 3000, 3000, 500}});
