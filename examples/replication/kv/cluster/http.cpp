@@ -307,12 +307,14 @@ void HttpClient::collect_ends() {
 }
 
 void HttpClient::wait(Clock::time_point deadline) {
-  const bool starting = stream_ != nullptr && !stream_->done && stream_->answer.http_status == 0;
-  // (1) acquire: pairs with release (2) in wake(); what the waker did before is seen after this.
-  if (woken_.exchange(false, std::memory_order_acquire) || stream_has_news()) return;
-  // libcurl's own failure shows as an early return; the next request reports it.
-  (void)drive(until(starting ? std::min(deadline, stream_begins_by_) : deadline));
-  woken_.exchange(false, std::memory_order_acquire);  // as (1)
+  // libcurl also returns for timers of its own: hence the loop. (1) acquire: pairs with release (2)
+  // in wake(); what the waker did before is seen after this.
+  while (!woken_.exchange(false, std::memory_order_acquire) && !stream_has_news() &&
+         Clock::now() < deadline) {
+    const bool starting = stream_ != nullptr && stream_->answer.http_status == 0;
+    // libcurl's own failure ends the wait; the next request reports it.
+    if (!drive(until(starting ? std::min(deadline, stream_begins_by_) : deadline)).ok()) return;
+  }
 }
 
 void HttpClient::wake() noexcept {
