@@ -36,7 +36,7 @@ struct WatchNews {
 ///
 /// Endpoints are asked in turn, beginning with the one that answered last. A request that changes
 /// something is not sent to another one when the first may have carried it out: the caller is told
-/// (maybe_done() in the Status' message: "it may have been carried out") and looks before it acts.
+/// ("it may have been carried out") and looks before it acts.
 /// A failure names each endpoint that was tried, and why it failed.
 ///
 /// One watch at a time. It follows the requests: it moves to the endpoint that answers them, and

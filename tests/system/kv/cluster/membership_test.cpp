@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <future>
 #include <string>
 
 #include "kv/cluster/etcd_membership.hpp"
 #include "recorder.hpp"
+#include "relay.hpp"
 #include "sluice_test/etcd_server.hpp"
 
 namespace {
@@ -16,6 +18,7 @@ using namespace sluice;
 using namespace sluice::kv;
 using namespace std::chrono_literals;
 using kv::test::Recorder;
+using kv::test::Relay;
 using sluice::test::EtcdServers;
 using sluice::test::kPatience;
 using testing::ElementsAre;
@@ -201,29 +204,50 @@ TEST_F(Cluster, ANodeOutsideTheInSyncSetNeverLeadsEvenAlone) {
 }
 
 TEST_F(Cluster, TheCampaignItselfComparesTheSetThatItsNodeSaw) {
-  // The set changes after "b" has seen it, and before it campaigns: etcd must refuse. "b" sees a
-  // frozen world: this test takes it out of the set and deletes the leader key in one transaction,
-  // so that no order of the watch's events can save it but the comparison.
+  // "b" is held up in the very event after which it campaigns; meanwhile the set changes, and "b" is
+  // no longer in it. It does not know that when it goes on: etcd must refuse.
   Node& a = start("a");
-  leads(a);
-  Node& b = start("b");
-  ASSERT_TRUE(
-      b.recorder.wait_for<event::MemberJoined>([](const auto& e) { return e.member.node == "b"; }));
-  a.membership->set_willing(false);
-  const auto second = leads(b);
-  const auto answer = client()->txn(
-      {.compare = {},
-       .success = {etcd::PutRequest{keys_.in_sync, encode(InSyncSet{second, {"a"}, 0})},
-                   etcd::DeleteRequest{keys_.leader, ""}},
-       .failure = {}},
-      soon());
-  ASSERT_TRUE(answer);
-  const auto lost = b.recorder.wait_for<event::RoleLost>();
+  const auto first = leads(a);
+  std::promise<void> reached, released;
+  std::atomic<bool> armed{false};
+  Node& b = nodes_.emplace_back();
+  const auto note = b.recorder.events();
+  auto started = EtcdMembership::start(config("b"), [&](const MembershipEvent& event) {
+    note(event);
+    const auto* const changed = std::get_if<event::LeaderChanged>(&event);
+    if (changed == nullptr || changed->leader || !armed.exchange(false)) return;
+    reached.set_value();
+    released.get_future().wait();
+  });
+  ASSERT_TRUE(started);
+  b.membership = std::move(*started);
+  ASSERT_TRUE(b.recorder.wait_for<event::MemberJoined>(
+      [](const auto& e) { return e.member.node == "b"; }));
+  armed = true;
+  a.membership->stop();
+  ASSERT_EQ(reached.get_future().wait_for(kPatience), std::future_status::ready);
+  const auto put =
+      client()->put({keys_.in_sync, encode(InSyncSet{first, {"a"}, 0})}, soon());
+  released.set_value();
+  ASSERT_TRUE(put);
+  ASSERT_TRUE(b.recorder.wait_for<event::InSyncChanged>(
+      [&](const auto& e) { return e.in_sync.revision == put->header.revision; }));
+  EXPECT_EQ(b.recorder.count_of<event::RoleGained>(), 0U) << b.recorder.text();
+  EXPECT_FALSE(key(keys_.leader));
+}
+
+TEST_F(Cluster, ALeaderWhoseKeyIsTakenAwayStepsDownAtOnce) {
+  auto with = config("a");
+  with.lease_s = 60;
+  Node& a = start(with);
+  const auto first = leads(a);
+  ASSERT_TRUE(client()->remove({keys_.leader, ""}, soon()));
+  const auto lost = a.recorder.wait_for<event::RoleLost>();
   ASSERT_TRUE(lost);
+  EXPECT_EQ(lost->epoch, first);
   EXPECT_THAT(lost->why.message(), HasSubstr("no longer this node's"));
-  a.membership->set_willing(true);
-  EXPECT_GT(leads(a, 4), second);
-  EXPECT_EQ(b.recorder.count_of<event::RoleGained>(), 1U);
+  EXPECT_GT(leads(a, a.recorder.count() - 1), first) << a.recorder.text();
+  EXPECT_FALSE(a.membership->leads(first));
 }
 
 TEST_F(Cluster, AStaleLeadersChangeOfTheSetIsRefused) {
@@ -444,6 +468,69 @@ TEST_F(Cluster, ACompactionInAnOutageLosesNoChange) {
       EXPECT_TRUE(node->recorder.wait_for<event::MemberJoined>([&](const auto& e) {
         return e.member.node == "x" + std::to_string(i);
       })) << node->recorder.text();
+}
+
+TEST_F(Cluster, ARenewalThatNoQuorumConfirmsAfterwardsDoesNotCount) {
+  Relay relay(etcd_.endpoints()[0]);
+  relay.stale_keep_alives = true;
+  auto with = config("a");
+  with.endpoints = {relay.url()};
+  Node& a = start(with);
+  // It gets the key, and keeps it, and may not act on it.
+  auto observer = client();
+  observer->watch(keys_.leader, "", 1);
+  const auto deadline = soon();
+  while (observer->watch_news(deadline).events.empty() && Clock::now() < deadline) {
+  }
+  const auto two_leases_on = Clock::now() + 2 * kLease;
+  while (Clock::now() < two_leases_on)
+    EXPECT_TRUE(observer->watch_news(two_leases_on).events.empty());
+  EXPECT_EQ(a.recorder.count_of<event::RoleGained>(), 0U) << a.recorder.text();
+  EXPECT_EQ(a.membership->leader_until(), LeaseClock::time_point::min());
+  relay.stale_keep_alives = false;
+  const auto epoch = leads(a);
+  EXPECT_EQ(key(keys_.leader)->create_revision, static_cast<std::int64_t>(epoch));
+  // Nor is a deadline moved by one.
+  relay.stale_keep_alives = true;
+  const auto lost = a.recorder.wait_for<event::RoleLost>();
+  ASSERT_TRUE(lost) << a.recorder.text();
+  EXPECT_EQ(lost->why.code(), StatusCode::timed_out);
+}
+
+TEST_F(Cluster, AWatchThatHasFallenSilentIsMadeUpFor) {
+  Relay relay(etcd_.endpoints()[0]);
+  auto with = config("a");
+  with.endpoints = {relay.url()};
+  Node& a = start(with);
+  leads(a);
+  ASSERT_TRUE(a.recorder.wait_for<event::LeaderChanged>());  // the watch speaks
+  relay.silent_watches = true;
+  start("b");
+  EXPECT_TRUE(a.recorder.wait_for<event::MemberJoined>(
+      [](const auto& e) { return e.member.node == "b"; }));
+  EXPECT_EQ(a.recorder.count_of<event::RoleLost>(), 0U) << a.recorder.text();
+}
+
+TEST_F(Cluster, ALeaderThatIsCutOffHasStoppedBeforeAnotherBegins) {
+  Relay relay(etcd_.endpoints()[0]);
+  auto with = config("a");
+  with.endpoints = {relay.url()};
+  Node& a = start(with);
+  const auto first = leads(a);
+  Node& b = start("b");
+  ASSERT_TRUE(b.recorder.wait_for<event::MemberJoined>(
+      [](const auto& e) { return e.member.node == "b"; }));
+  relay.cut_off = true;
+  auto until = a.membership->leader_until(first);
+  while (!a.recorder.wait_for<event::RoleLost>([](const auto&) { return true; }, 0, 5ms))
+    until = std::max(until, a.membership->leader_until(first));  // an answer was under way
+  const auto second = leads(b);
+  EXPECT_GT(second, first);
+  EXPECT_GT(b.membership->leader_until(second), until + kLease / 2);
+  relay.cut_off = false;
+  EXPECT_TRUE(a.recorder.wait_for<event::LeaderChanged>(
+      [&](const auto& e) { return e.leader && e.leader->epoch == second; }))
+      << a.recorder.text();
 }
 
 TEST(WithoutEtcd, WrongEndpointsAreOneLineAndStopIsQuick) {
