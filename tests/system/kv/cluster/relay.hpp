@@ -24,7 +24,8 @@ namespace sluice::kv::test {
 class Relay {
  public:
   explicit Relay(const std::string& target_url)
-      : target_(static_cast<std::uint16_t>(std::stoul(target_url.substr(target_url.rfind(':') + 1)))) {
+      : target_(
+            static_cast<std::uint16_t>(std::stoul(target_url.substr(target_url.rfind(':') + 1)))) {
     sockaddr_in address = loopback(0);
     socklen_t length = sizeof address;
     listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -39,7 +40,7 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
   ~Relay() {
-    close(ended_[1]);                  // ends every poll()
+    close(ended_[1]);  // ends every poll()
     acceptor_.join();
     for (auto& thread : pairs_) thread.join();
     close(ended_[0]);
