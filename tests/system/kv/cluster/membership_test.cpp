@@ -211,26 +211,29 @@ TEST_F(Cluster, TheCampaignItselfComparesTheSetThatItsNodeSaw) {
   // is no longer in it. It does not know that when it goes on: etcd must refuse.
   Node& a = start("a");
   const auto first = leads(a);
-  std::promise<void> reached, released;
-  std::atomic<bool> armed{false};
+  struct HeldUp {
+    std::promise<void> reached, released;
+    std::atomic<bool> armed{false};
+  };
+  const auto held_up = std::make_shared<HeldUp>();  // "b" outlives this function
   Node& b = nodes_.emplace_back();
-  const auto note = b.recorder.events();
-  auto started = EtcdMembership::start(config("b"), [&](const MembershipEvent& event) {
-    note(event);
-    const auto* const changed = std::get_if<event::LeaderChanged>(&event);
-    if (changed == nullptr || changed->leader || !armed.exchange(false)) return;
-    reached.set_value();
-    released.get_future().wait();
-  });
+  auto started = EtcdMembership::start(
+      config("b"), [note = b.recorder.events(), held_up](const MembershipEvent& event) {
+        note(event);
+        const auto* const changed = std::get_if<event::LeaderChanged>(&event);
+        if (changed == nullptr || changed->leader || !held_up->armed.exchange(false)) return;
+        held_up->reached.set_value();
+        held_up->released.get_future().wait();
+      });
   ASSERT_TRUE(started);
   b.membership = std::move(*started);
   ASSERT_TRUE(
       b.recorder.wait_for<event::MemberJoined>([](const auto& e) { return e.member.node == "b"; }));
-  armed = true;
+  held_up->armed = true;
   a.membership->stop();
-  ASSERT_EQ(reached.get_future().wait_for(kPatience), std::future_status::ready);
+  ASSERT_EQ(held_up->reached.get_future().wait_for(kPatience), std::future_status::ready);
   const auto put = client()->put({keys_.in_sync, encode(InSyncSet{first, {"a"}, 0})}, soon());
-  released.set_value();
+  held_up->released.set_value();
   ASSERT_TRUE(put);
   ASSERT_TRUE(b.recorder.wait_for<event::InSyncChanged>(
       [&](const auto& e) { return e.in_sync.revision == put->header.revision; }));
