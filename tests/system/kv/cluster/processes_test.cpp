@@ -186,7 +186,7 @@ TEST(History, NeverTwoLeadersAtOneTimeUnderRandomFaults) {
   std::uint64_t epoch = members.leader_after(0).second;
   ASSERT_NE(epoch, 0U);
 
-  constexpr int kRounds = 8;
+  constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {
     const std::uint64_t fault = pick(6);
     SCOPED_TRACE("round " + std::to_string(round) + ", fault " + std::to_string(fault));
