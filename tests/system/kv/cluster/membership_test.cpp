@@ -170,6 +170,12 @@ TEST_F(Cluster, AnUnwillingNodeStepsDownAndDoesNotComeBackUntilItIsWilling) {
   // Nobody leads now, though "a" could.
   ASSERT_TRUE(
       a.recorder.wait_for<event::LeaderChanged>([](const auto& e) { return !e.leader; }, before));
+  auto observer = client();
+  observer->watch(keys_.leader, "", static_cast<std::int64_t>(second) + 1);
+  const auto a_lease_on = Clock::now() + kLease;
+  while (Clock::now() < a_lease_on)
+    for (const auto& event : observer->watch_news(a_lease_on).events)
+      EXPECT_TRUE(event.deleted) << "somebody led: " << event.kv.value;
   EXPECT_FALSE(key(keys_.leader));
   const auto from = a.recorder.count();
   a.membership->set_willing(true);
