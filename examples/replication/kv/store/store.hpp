@@ -113,8 +113,10 @@ class Store {
   /// folder of its own beneath.
   [[nodiscard]] std::string incoming() const;
 
-  /// ok, or why RocksDB takes no writes (a full disk, a failed one). RocksDB tries by itself to go
-  /// on after some of these failures; resume() asks it to.
+  /// ok, or why RocksDB takes no writes (a full disk, a failed one); reads go on. RocksDB goes on
+  /// by itself some time after a full disk has room again, and resume() asks it to do so now. After
+  /// most other failures it does not: resume() fails, and the store has to be closed and opened;
+  /// the log brings back what was in memory.
   [[nodiscard]] Status health() const;
   [[nodiscard]] Status resume();
 
