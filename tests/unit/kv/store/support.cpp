@@ -11,13 +11,6 @@
 #include <stdexcept>
 #include <utility>
 
-// RocksDB's library is not instrumented: how it synchronises its threads is not seen, what it
-// copies is. What our own threads share is.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "called_from_lib:librocksdb.so\n";
-}
-
 namespace sluice::kv::test {
 namespace {
 
