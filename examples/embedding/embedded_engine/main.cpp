@@ -76,6 +76,7 @@ int serve(const std::string& folder, const std::string& address,
           ? embedding::start_again({"embedded_engine", "send", std::to_string(engine.port()),
                                     std::to_string(*records_to_send), address})
           : 0;
+  if (sender < 0) return complain("the sender cannot be started", kFailed);
   const Status ran = engine.run(stop_fd);
   ::close(stop_fd);
   int sent = 0;

@@ -112,7 +112,8 @@ int run_primary(const std::string& folder, std::uint32_t port, std::uint32_t wri
   return stopped.ok() ? kDone : complain("primary: " + stopped.message());
 }
 
-/// Serves one primary, here or (with `writes`) started as a process; ends with it, or by a signal.
+/// Serves one primary, which `start_primary` starts as a process if it is there; ends with it, or by
+/// a signal.
 int run_replica(const std::string& folder, const std::string& address,
                 const std::function<pid_t(std::uint16_t port)>& start_primary) {
   sigset_t ending;
@@ -145,21 +146,22 @@ int run_replica(const std::string& folder, const std::string& address,
   std::printf("listening on %s:%u, at sequence number %llu\n", address.c_str(), port,
               wide((*db)->GetLatestSequenceNumber()));
   std::fflush(stdout);
-  const pid_t primary = start_primary ? start_primary(port) : -1;
+  const pid_t primary = start_primary ? start_primary(port) : 0;
+  if (primary < 0) return complain("the primary cannot be started");
 
   Status why;
   int status = 0;
-  bool reaped = primary <= 0;
+  bool reaped = primary == 0;
   for (bool done = false; !done;) {  // bound: the primary's life, or a signal
     int signal = 0;
     ::sigwait(&ending, &signal);
     if (signal != SIGCHLD) why = {StatusCode::cancelled, "stopped by a signal"};
     if (!reaped && ::waitpid(primary, &status, WNOHANG) == primary) reaped = true;
     const bool has_ended = outcome.wait_for(0s) == std::future_status::ready;
-    const bool never_came = start_primary && reaped && replica.messages == 0 && !has_ended;
-    if (never_came) why = {StatusCode::connection_lost, "the primary never came"};
+    const bool sent_nothing = start_primary && reaped && replica.messages == 0 && !has_ended;
+    if (sent_nothing) why = {StatusCode::connection_lost, "the primary ended before it sent anything"};
     if (has_ended) why = outcome.get();
-    done = has_ended || never_came || signal != SIGCHLD;
+    done = has_ended || sent_nothing || signal != SIGCHLD;
   }
   const Status stopped = (*dispatcher)->stop(kStopTimeout);
   if (!reaped) {

@@ -51,18 +51,30 @@ class NoLog final : public rocksdb::Logger {
   void Logv(const char*, va_list) override {}
 };
 
-Result<Pair> read_pair(rocksdb::DB& db, std::string_view key, rocksdb::ReadTier tier,
-                       const std::string& folder) {
+/// nullopt: it is not there.
+Result<std::optional<Pair>> find_pair(rocksdb::DB& db, std::string_view key, rocksdb::ReadTier tier,
+                                      const std::string& folder) {
   rocksdb::ReadOptions read;
   read.read_tier = tier;
   rocksdb::PinnableSlice value;
-  const std::string name(key.substr(1));
+  const std::string what = "the " + std::string(key.substr(1)) + " in " + folder;
   const auto status = db.Get(read, db.DefaultColumnFamily(), {key.data(), key.size()}, &value);
-  if (status.IsNotFound())
-    return Status(StatusCode::io_error,
-                  "the data folder " + folder + " has no " + name + ": it is damaged, or no store");
-  if (!status.ok()) return from_rocksdb(status, "cannot read the " + name + " in " + folder);
-  return unpack(value, "the " + name + " in " + folder);
+  if (status.IsNotFound()) return std::optional<Pair>();
+  if (!status.ok()) return from_rocksdb(status, "cannot read " + what);
+  const auto pair = unpack(value, what);
+  if (!pair) return pair.status();
+  return std::optional(*pair);
+}
+
+Result<Pair> read_pair(rocksdb::DB& db, std::string_view key, rocksdb::ReadTier tier,
+                       const std::string& folder) {
+  const auto pair = find_pair(db, key, tier, folder);
+  if (!pair) return pair.status();
+  if (!pair->has_value())
+    return Status(StatusCode::io_error, "the data folder " + folder + " has no " +
+                                            std::string(key.substr(1)) +
+                                            ": it is damaged, or no store");
+  return **pair;
 }
 
 rocksdb::Options options_for(const StoreOptions& options) {
@@ -160,16 +172,17 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& folder,
   return opened;
 }
 
-Result<Store::Position> Database::peek(const std::string& folder) {
+Result<std::optional<Store::Position>> Database::peek(const std::string& folder) {
   rocksdb::Options of;
   of.info_log = std::make_shared<NoLog>();
   rocksdb::DB* opened = nullptr;
   const auto status = rocksdb::DB::OpenForReadOnly(of, folder, &opened);
   if (!status.ok()) return from_rocksdb(status, "cannot read the store in " + folder);
   const std::unique_ptr<rocksdb::DB> db(opened);
-  const auto pair = read_pair(*db, kPositionKey, rocksdb::kReadAllTier, folder);
+  const auto pair = find_pair(*db, kPositionKey, rocksdb::kReadAllTier, folder);
   if (!pair) return pair.status();
-  return Store::Position{(*pair)[0], (*pair)[1]};
+  if (!pair->has_value()) return std::optional<Store::Position>();
+  return std::optional(Store::Position{(**pair)[0], (**pair)[1]});
 }
 
 Status Database::check_identity(std::uint64_t cluster_id) const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,8 +30,9 @@ class Database {
   /// Opens what is there; checks format and cluster.
   static Result<std::unique_ptr<Database>> open(const std::string& folder,
                                                 const StoreOptions& options);
-  /// The position in a folder that nobody has open, without writing anything.
-  static Result<Store::Position> peek(const std::string& folder);
+  /// The position in a folder that nobody has open, without writing anything; nullopt: it was being
+  /// made, and holds nothing yet.
+  static Result<std::optional<Store::Position>> peek(const std::string& folder);
   /// Flushes, unless it was dropped.
   ~Database();
 

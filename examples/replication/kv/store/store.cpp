@@ -287,9 +287,7 @@ Status Store::Impl::refuse_data_without_store_file() const {
     std::error_code ignored;
     if (!std::filesystem::exists(at->path() / "CURRENT", ignored)) continue;
     const auto position = Database::peek(at->path().string());
-    if (position.ok() && position->index == 0) continue;
-    if (!position.ok() && position.status().message().find("has no position") != std::string::npos)
-      continue;
+    if (position && (!position->has_value() || (*position)->index == 0)) continue;
     return {StatusCode::io_error, "the data folder " + folder_ + " has data in " +
                                       at->path().filename().string() +
                                       " but no file STORE that says what is in force"};
@@ -374,10 +372,12 @@ Result<Checkpoint> Store::Impl::make_checkpoint(const std::string& to) const {
   const auto complete = [&]() -> Result<Checkpoint> {
     const auto position = Database::peek(to);
     if (!position) return position.status();
+    if (!position->has_value())
+      return Status(StatusCode::internal, "the checkpoint in " + to + " has no position");
     Checkpoint checkpoint;
     checkpoint.cluster_id = options_.cluster_id;
-    checkpoint.epoch = position->epoch;
-    checkpoint.index = position->index;
+    checkpoint.epoch = (*position)->epoch;
+    checkpoint.index = (*position)->index;
     SLUICE_RETURN_IF_ERROR(list_checkpoint(to, checkpoint));
     return checkpoint;
   };
