@@ -93,7 +93,7 @@ class Engine {
   int stop_fd_ = -1;
   std::atomic<std::uint32_t> taken_{0}, closed_{0};  ///< connections
   std::atomic<bool> stopping_{false};                ///< nothing new goes to the logs
-  std::atomic<bool> counted_{false};   ///< whoever sets it ends the loops
+  std::atomic<bool> counted_{false};                 ///< whoever sets it ends the loops
   std::atomic<bool> ending_{false};                  ///< the loops end
   std::atomic<bool> by_signal_{false}, sender_gone_{false}, failed_{false};
   Summary summary_;

@@ -112,8 +112,8 @@ int run_primary(const std::string& folder, std::uint32_t port, std::uint32_t wri
   return stopped.ok() ? kDone : complain("primary: " + stopped.message());
 }
 
-/// Serves one primary, which `start_primary` starts as a process if it is there; ends with it, or by
-/// a signal.
+/// Serves one primary, which `start_primary` starts as a process if it is there; ends with it, or
+/// by a signal.
 int run_replica(const std::string& folder, const std::string& address,
                 const std::function<pid_t(std::uint16_t port)>& start_primary) {
   sigset_t ending;
@@ -159,7 +159,8 @@ int run_replica(const std::string& folder, const std::string& address,
     if (!reaped && ::waitpid(primary, &status, WNOHANG) == primary) reaped = true;
     const bool has_ended = outcome.wait_for(0s) == std::future_status::ready;
     const bool sent_nothing = start_primary && reaped && replica.messages == 0 && !has_ended;
-    if (sent_nothing) why = {StatusCode::connection_lost, "the primary ended before it sent anything"};
+    if (sent_nothing)
+      why = {StatusCode::connection_lost, "the primary ended before it sent anything"};
     if (has_ended) why = outcome.get();
     done = has_ended || sent_nothing || signal != SIGCHLD;
   }
