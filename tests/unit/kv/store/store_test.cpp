@@ -182,10 +182,10 @@ RC_GTEST_PROP(StoreModel, DoesWhatAMapDoes, ()) {
     }
     RC_ASSERT(apply_to(*store, writes) == expected);
     RC_ASSERT(difference(*store, model) == "");
-    if (random() % 8 == 0) {
+    if (random() % 16 == 0) {
       RC_ASSERT(store->flush(random() % 2 == 0).ok());
     }
-    if (random() % 8 == 0) {
+    if (random() % 32 == 0) {
       const std::uint64_t applied = store->applied_index();
       store.reset();
       store = open(folder / "data");
