@@ -589,16 +589,6 @@ Status Store::health() const {
   return impl_->with_database([](Database& database) { return database.health(); });
 }
 
-Status Store::resume() {
-  return impl_->with_database([](Database& database) -> Status {
-    const auto status = database.db().Resume();
-    if (!status.ok())
-      return from_rocksdb(status,
-                          "the store in " + database.folder() + " does not take writes again");
-    return {};
-  });
-}
-
 Store::Numbers Store::numbers() const {
   return impl_->with_database([](Database& database) {
     Numbers numbers;

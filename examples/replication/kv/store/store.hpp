@@ -45,7 +45,7 @@ struct StoreOptions {
 ///     incoming/   for a checkpoint that is being received; emptied by open()
 ///
 /// Thread-safety: get, mget, exists, the positions, health, numbers: any thread, beside everything
-/// else. apply, flush, make_checkpoint, install_checkpoint, resume: any thread; apply and
+/// else. apply, flush, make_checkpoint, install_checkpoint: any thread; apply and
 /// install_checkpoint go one at a time (a mutex), the others run beside them.
 /// Blocking: apply blocks when RocksDB stalls writes (its files cannot be merged as fast as they
 /// are made); flush(true) and the checkpoints do disk work as long as it takes.
@@ -113,12 +113,11 @@ class Store {
   /// folder of its own beneath.
   [[nodiscard]] std::string incoming() const;
 
-  /// ok, or why RocksDB takes no writes (a full disk, a failed one); reads go on. RocksDB goes on
-  /// by itself some time after a full disk has room again, and resume() asks it to do so now. After
-  /// most other failures it does not: resume() fails, and the store has to be closed and opened;
-  /// the log brings back what was in memory.
+  /// ok, or why RocksDB takes no writes (a full disk, a failed one); reads go on. After a full disk
+  /// RocksDB goes on by itself, some seconds after there is room again. After most other failures
+  /// it does not: close and open the store; the log brings back what was in memory. (DB::Resume()
+  /// is not offered: beside RocksDB's own attempts it can wait for ever, 7.8.)
   [[nodiscard]] Status health() const;
-  [[nodiscard]] Status resume();
 
   struct Numbers {
     std::uint64_t keys_estimate = 0;
