@@ -108,6 +108,9 @@ Status Engine::start() {
   auto peer = sluice::rpma::Peer::listen_on(address_);
   if (!peer) return embedding::no_device(address_, peer.status());
   peer_ = std::move(*peer);
+#ifdef __SANITIZE_THREAD__
+  std::thread([] {}).join();  // the sanitizer's runtime starts one of its own with the first
+#endif
   threads_before_ = threads_of_this_process();
 
   sluice::DispatcherConfig config;
