@@ -145,7 +145,8 @@ TEST(EmbeddedEngine, EndsCleanlyByASignalInTheMiddle) {
 }
 
 TEST(EmbeddedEngine, LeavesNoProcessWhenItIsKilled) {
-  Program engine({kEngine, kEndless});
+  Folder folder;  // what a killed program leaves is removed with it
+  Program engine({kEngine, kEndless}, {{"TMPDIR", folder.path().string()}});
   ASSERT_TRUE(engine.says("listening on"));
   engine.signal(SIGKILL);
   EXPECT_EQ(engine.end().status, 128 + SIGKILL);
@@ -279,7 +280,8 @@ TEST(WalReplica, AReplicaThatStandsStillFindsTheWalKept) {
 }
 
 TEST(WalReplica, LeavesNoProcessWhenItIsKilled) {
-  Program both({kWal, kEndless});
+  Folder folder;  // what a killed program leaves is removed with it
+  Program both({kWal, kEndless}, {{"TMPDIR", folder.path().string()}});
   ASSERT_TRUE(both.says("listening on"));
   both.signal(SIGKILL);
   EXPECT_EQ(both.end().status, 128 + SIGKILL);
