@@ -75,7 +75,7 @@ TEST_P(FailoverAtALevel, AKilledPrimaryIsReplacedAndNothingAcknowledgedIsLost) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, FailoverAtALevel,
                          testing::Values("quorum_memory", "quorum_disk", "all_disk"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST_F(Failover, EachPrimaryInTurnIsKilled) {
   start();

@@ -78,6 +78,7 @@ TEST(HistoryOfARegister, AStaleReadIsFound) {
 }
 
 TEST(HistoryOfARegister, WhatOnlyTouchesMayOverlap) {
+  expect_register({set("a", 0, 5), set("b", 5, 6), get("a", 8, 9)}, true);
   expect_register({set("a", 0, 1), set("b", 1, 2), get("a", 2, 3)}, true);
 }
 
@@ -172,6 +173,13 @@ TEST(HistoryOfACounter, AnUnknownIncrementMayFillAGapOnce) {
   expect_searched({incr({}, 0, 1), incr("1", 2, 3), get("2", 4, 5)}, true);
   expect_searched({incr({}, 0, 1), incr("3", 2, 3)}, false);
   expect_searched({incr("2", 0, 1), incr({}, 2, 3)}, false);
+}
+
+TEST(HistoryOfACounter, OfUnknownOnesThatDifferAnyMayBeTheOne) {
+  const Operation unknown = set("5", 0, 0, Outcome::unknown);
+  expect_searched({unknown, incr({}, 1, 1), get("1", 2, 3)}, true);
+  expect_searched({unknown, incr({}, 1, 1), get("6", 2, 3)}, true);
+  expect_searched({incr({}, 0, 0), incr({}, 1, 1), get("3", 2, 3)}, false);
 }
 
 TEST(HistoryOfACounter, HundredsOfUnknownIncrementsAreNoHardship) {
