@@ -434,6 +434,7 @@ void Primary::open() {
     if (index.ok()) {
       Operation first;
       first.durability = Durability::quorum_disk;
+      first_index_ = *index;
       pending_.push_back({*index, std::move(first), Clock::now()});
       parts_.journal.want_disk(lock, *index);
       disk_.store(*index, std::memory_order_relaxed);
@@ -493,7 +494,7 @@ void Primary::tick() {
   if (phase_.load(std::memory_order_relaxed) == Phase::candidate) judge();
   pump_all();  // signs of life
   progress();
-  if (serving()) {
+  if (may_write()) {
     tend_in_sync(now);
     give_up_old(now);
   }
@@ -573,7 +574,9 @@ void Primary::tend_in_sync(Clock::time_point now) {
   {
     Lock lock(parts_.journal);
     if (change_asked_ || now < change_again_at_) return;
-    const std::uint64_t settled = settled_.load(std::memory_order_relaxed);
+    // What was acknowledged in earlier terms comes before this term's first entry.
+    const std::uint64_t settled =
+        std::max(settled_.load(std::memory_order_relaxed), first_index_);
     if (!proposed_) {
       std::vector<std::string> members = in_sync_.members;
       for (const auto& [status, alive] : replicas) {
