@@ -73,8 +73,8 @@ sluice::Status add_traces(const std::vector<std::string>& paths, std::vector<Fig
 Status leave_out(std::vector<FigureGroup>& groups, const Settings& settings) {
   for (const FigureGroup& group : groups) {
     if (group.left_out.empty()) continue;
-    const bool asked = std::any_of(
-        group.figures.begin(), group.figures.end(), [&](const FigureInfo& figure) {
+    const bool asked =
+        std::any_of(group.figures.begin(), group.figures.end(), [&](const FigureInfo& figure) {
           return std::any_of(settings.only.begin(), settings.only.end(),
                              [&](const auto& name) { return figure.name.starts_with(name); });
         });
