@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +33,11 @@ constexpr std::size_t kLastLines = 8;
 int milliseconds_left(Clock::time_point deadline) noexcept {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(left < 0 ? 0 : left);
+}
+
+/// glibc 2.36 declares pidfd_open without C linkage.
+int open_pidfd(pid_t pid) noexcept {
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec
 }
 
 /// In the child, between fork and exec: only async-signal-safe calls.
@@ -100,7 +105,7 @@ Result<Child> Child::start(std::vector<std::string> words, std::string log) {
   const pid_t pid = fork();
   if (pid < 0) return Status(StatusCode::resource_exhausted, "cannot start " + words[0], errno);
   if (pid == 0) become(parent, log.c_str(), argv.data());
-  Child child(pid, Descriptor(pidfd_open(pid, 0)), name, std::move(log));
+  Child child(pid, Descriptor(open_pidfd(pid)), name, std::move(log));
   if (child.ended_.get() < 0)
     return Status(StatusCode::resource_exhausted, "no descriptor for the process " + name, errno);
   return child;
