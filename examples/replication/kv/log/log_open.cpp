@@ -119,7 +119,7 @@ Status Log::erase(const std::string& folder) {
   for (const std::string& path : paths) {
     if (::unlink(path.c_str()) != 0) return system_failure("remove '" + path + "'", errno);
   }
-  return sync_folder(folder);
+  return sync_log_folder(folder);
 }
 
 Result<std::string> Log::describe(const std::string& folder) {

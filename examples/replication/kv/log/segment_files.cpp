@@ -130,7 +130,7 @@ Status sync_data(int fd, const std::string& path) {
   return system_failure("fdatasync '" + path + "'", errno);
 }
 
-Status sync_folder(const std::string& folder) {
+Status sync_log_folder(const std::string& folder) {
   const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return system_failure("open the folder '" + folder + "'", errno);
   if (::fsync(fd.get()) != 0) return system_failure("fsync the folder '" + folder + "'", errno);
@@ -168,7 +168,7 @@ Result<Listing> list_folder(const std::string& folder) {
 Result<FolderLock> FolderLock::take(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0777) == 0) {
     const fs::path parent = fs::path(folder).parent_path();
-    SLUICE_RETURN_IF_ERROR(sync_folder(parent.empty() ? "." : parent.string()));
+    SLUICE_RETURN_IF_ERROR(sync_log_folder(parent.empty() ? "." : parent.string()));
   } else if (errno != EEXIST) {
     return system_failure("make the log's folder '" + folder + "'", errno);
   }
@@ -323,7 +323,7 @@ void SegmentFiles::do_recycle(const std::string& path) {
     (void)::unlink(path.c_str());
   }
   // One by one, so that no later segment is gone while an earlier one is still there.
-  (void)sync_folder(options_.folder);
+  (void)sync_log_folder(options_.folder);
 }
 
 /// A file of the right size whose contents do not matter. Not durable under its name yet.
@@ -374,7 +374,7 @@ Result<SegmentFile> SegmentFiles::make(std::uint64_t generation) {
   SLUICE_RETURN_IF_ERROR(sync_data(fd->get(), unfinished));
   const std::string path = segment_path(options_.folder, generation);
   SLUICE_RETURN_IF_ERROR(rename_file(unfinished, path));
-  SLUICE_RETURN_IF_ERROR(sync_folder(options_.folder));
+  SLUICE_RETURN_IF_ERROR(sync_log_folder(options_.folder));
   auto file = open_segment(path, header, options_.direct);
   if (file.ok()) {
     const std::lock_guard lock(mutex_);

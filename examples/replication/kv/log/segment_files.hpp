@@ -55,7 +55,7 @@ using AlignedBytes = std::unique_ptr<std::byte[], FreeAligned>;
 [[nodiscard]] Result<std::size_t> read_some(int fd, const std::string& path,
                                             std::span<std::byte> out, std::uint64_t offset);
 [[nodiscard]] Status sync_data(int fd, const std::string& path);
-[[nodiscard]] Status sync_folder(const std::string& folder);
+[[nodiscard]] Status sync_log_folder(const std::string& folder);
 
 /// What a file's name says it is.
 struct NamedFile {

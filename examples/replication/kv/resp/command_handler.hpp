@@ -20,6 +20,7 @@ struct ConnectionState {
   Durability durability = Durability::memory;
   bool authenticated = false;  ///< true from the start where there is no password
   std::string name;            ///< CLIENT SETNAME
+  std::uint64_t mark = 0;      ///< the handler's own; the server does not look at it
 };
 
 /// A request that passed the checks of name, password and number of words.

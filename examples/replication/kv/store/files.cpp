@@ -134,7 +134,7 @@ Result<FileSum> sum_file(const std::string& path) {
   }
 }
 
-Result<FolderLock> FolderLock::take(const std::string& folder) {
+Result<StoreLock> StoreLock::take(const std::string& folder) {
   const std::string path = folder + "/LOCK";
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return failure("write in the data folder: cannot open", path, errno);
@@ -146,10 +146,10 @@ Result<FolderLock> FolderLock::take(const std::string& folder) {
                     "the data folder " + folder + " is in use by another process");
     return failure("lock", path, error);
   }
-  return FolderLock(fd);
+  return StoreLock(fd);
 }
 
-FolderLock::~FolderLock() {
+StoreLock::~StoreLock() {
   if (fd_ >= 0) ::close(fd_);
 }
 

@@ -31,15 +31,15 @@ struct FileSum {
 [[nodiscard]] Result<FileSum> sum_file(const std::string& path);
 
 /// A folder that no other process opens as well, as long as this lives (flock(2) on "LOCK" in it).
-class FolderLock {
+class StoreLock {
  public:
-  static Result<FolderLock> take(const std::string& folder);
-  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FolderLock& operator=(FolderLock&&) = delete;
-  ~FolderLock();
+  static Result<StoreLock> take(const std::string& folder);
+  StoreLock(StoreLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  StoreLock& operator=(StoreLock&&) = delete;
+  ~StoreLock();
 
  private:
-  explicit FolderLock(int fd) noexcept : fd_(fd) {}
+  explicit StoreLock(int fd) noexcept : fd_(fd) {}
   int fd_;
 };
 

@@ -169,7 +169,7 @@ std::string entry_name(const Store::Entry& entry) {
 
 class Store::Impl {
  public:
-  Impl(std::string folder, StoreOptions options, FolderLock lock)
+  Impl(std::string folder, StoreOptions options, StoreLock lock)
       : folder_(std::move(folder)), options_(std::move(options)), lock_(std::move(lock)) {}
 
   [[nodiscard]] Status open();
@@ -221,7 +221,7 @@ class Store::Impl {
 
   const std::string folder_;
   const StoreOptions options_;
-  const FolderLock lock_;
+  const StoreLock lock_;
 
   std::mutex writing_;             ///< held by whoever applies or installs
   std::uint64_t generation_ = 0;   ///< by the holder of writing_
@@ -474,7 +474,7 @@ Store::~Store() = default;
 Result<std::unique_ptr<Store>> Store::open(const std::string& folder, StoreOptions options) {
   SLUICE_RETURN_IF_ERROR(check(options));
   SLUICE_RETURN_IF_ERROR(make_folder(folder));
-  auto lock = FolderLock::take(folder);
+  auto lock = StoreLock::take(folder);
   if (!lock) return lock.status();
   auto impl = std::make_unique<Impl>(folder, std::move(options), std::move(*lock));
   SLUICE_RETURN_IF_ERROR(impl->open());
