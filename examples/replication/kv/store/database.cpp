@@ -79,7 +79,8 @@ Result<Pair> read_pair(rocksdb::DB& db, std::string_view key, rocksdb::ReadTier 
 
 rocksdb::Options options_for(const StoreOptions& options) {
   rocksdb::Options of;
-  of.write_buffer_size = options.write_buffer_bytes;
+  // What gathers before it comes here is more than that (Store), so each batch has its memtable.
+  of.write_buffer_size = options.write_buffer_bytes / 4;
   of.max_write_buffer_number = kMemtablesMax;
   of.max_background_jobs = options.background_threads;
   of.max_open_files = kOpenFilesMax;
