@@ -180,16 +180,14 @@ TEST_F(ThreeNodes, AReplicaThatWasAwayCatchesUpFromTheLogWhileWritesGoOn) {
 }
 
 TEST_F(ThreeNodes, AReplicaThatWasAwayForLongCatchesUpFromACheckpointWhileWritesGoOn) {
-  start({.arguments = {"--segment-bytes", "1m", "--log-keep-bytes", "2m"}});
+  start({.arguments = {"--segment-bytes", "256k", "--log-keep-bytes", "512k"}});
   LoadOptions options = load("quorum_disk");
-  options.value_bytes_max = 20'000;
+  options.value_bytes_max = 8'000;
   Load clients(options);
   ASSERT_TRUE(clients.wait_for_more(100, kStatePatience)) << cluster().state();
-  const auto seen = node(replicas_[0]).info();
-  ASSERT_TRUE(seen);
   node(replicas_[0]).kill();
-  // 10 KB each: several times what is kept.
-  ASSERT_TRUE(clients.wait_for_more(2500, kStatePatience)) << cluster().state();
+  // 4 KB each: several times what is kept.
+  ASSERT_TRUE(clients.wait_for_more(800, kStatePatience)) << cluster().state();
   node(replicas_[0]).start();
   ASSERT_EQ(cluster().wait_until_in_sync(), primary_) << cluster().state();
   const auto told = [&](const std::string& id) {
