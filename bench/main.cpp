@@ -14,6 +14,7 @@
 #include "harness/recorded.hpp"
 #include "harness/report.hpp"
 #include "harness/threads.hpp"
+#include "replication/replication.hpp"
 
 namespace sluice::bench {
 namespace {
@@ -48,6 +49,7 @@ std::vector<FigureGroup> all_groups() {
       softrdma_echo(),
       once(instructions()),
       once(allocations()),
+      once(replication()),
 #endif
   };
 }
@@ -64,6 +66,25 @@ sluice::Status add_traces(const std::vector<std::string>& paths, std::vector<Fig
     }
     groups.push_back(once(waiting_recorded(std::move(*trace))));
   }
+  return {};
+}
+
+/// Takes out what cannot be measured here, and says so; fails when --only asks for it.
+Status leave_out(std::vector<FigureGroup>& groups, const Settings& settings) {
+  for (const FigureGroup& group : groups) {
+    if (group.left_out.empty()) continue;
+    const bool asked =
+        std::any_of(group.figures.begin(), group.figures.end(), [&](const FigureInfo& figure) {
+          return std::any_of(settings.only.begin(), settings.only.end(),
+                             [&](const auto& name) { return figure.name.starts_with(name); });
+        });
+    if (asked)
+      return {StatusCode::not_supported,
+              fmt::format("{} cannot be measured: {}", group.name, group.left_out)};
+    if (settings.only.empty())
+      fmt::print(stderr, "sluice-bench: {} is LEFT OUT: {}\n", group.name, group.left_out);
+  }
+  std::erase_if(groups, [](const FigureGroup& group) { return !group.left_out.empty(); });
   return {};
 }
 
@@ -87,11 +108,12 @@ Status run_group(const FigureGroup& group, Bench& bench) {
   return {};
 }
 
-int run(const Options& options, const std::vector<FigureGroup>& groups) {
+int run(const Options& options, std::vector<FigureGroup> groups) {
   const auto fail = [](const Status& status) {
     fmt::print(stderr, "sluice-bench: {}\n", status.to_string());
     return 1;
   };
+  if (const Status status = leave_out(groups, options.settings); !status.ok()) return fail(status);
   const auto cpus = bench_cpus();
   if (!cpus.ok()) return fail(cpus.status());
   Bench bench(options.settings, *cpus);
@@ -134,5 +156,5 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "sluice-bench: {}\n", status.message());
     return kBadUsage;
   }
-  return run(*parsed.options, groups);
+  return run(*parsed.options, std::move(groups));
 }

@@ -120,6 +120,7 @@ struct FigureGroup {
   std::vector<FigureInfo> figures;  ///< every one that run() may add, in the table's order
   std::function<Status(Bench&)> run;
   bool once = false;  ///< in the first pass alone: another one would bring the same, or cost long
+  std::string left_out;  ///< what is missing to measure it on this machine; empty: nothing
 };
 
 }  // namespace sluice::bench
