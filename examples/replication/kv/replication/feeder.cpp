@@ -150,6 +150,10 @@ struct Feeder::Session final : Channel {
   std::uint64_t frames = 0;          ///< written
   std::int64_t last_sent = 0;
   std::uint64_t bytes_per_entry = 64;  ///< of late
+  /// Whoever writes; nobody does any more when the connection is let go. Free but when it changes
+  /// hands between the feeder's thread and those that pump.
+  std::mutex writing;
+  bool let_go = false;  ///< guarded by `writing`
   std::atomic<bool> streaming{false};
   std::atomic<std::uint64_t> consumed{0}, frames_consumed{0};
   std::atomic<std::int64_t> last_heard{now_ns()};
@@ -272,6 +276,10 @@ Status Feeder::serve_once() {
   session->streaming.store(false, std::memory_order_relaxed);
   // What it had in memory may be gone when it is back.
   memory_.store(durable_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(session->writing);
+    session->let_go = true;
+  }
   const auto handle_to_drop = session->handle;
   parts_.transport.drop(handle_to_drop, session);
   return outcome;
@@ -449,6 +457,8 @@ void Feeder::pump() noexcept {
 }
 
 Feeder::Filled Feeder::fill(Session& session) {
+  const std::lock_guard lock(session.writing);
+  if (session.let_go) return Filled::all;
   std::size_t wanted = kFrameBytes;
   for (;;) {  // bound: each turn writes an entry, or enlarges the frame once, or ends
     const bool nothing = session.next > parts_.log.last_index();

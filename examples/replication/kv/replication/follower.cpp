@@ -62,8 +62,11 @@ struct Follower::Session final : Channel, std::enable_shared_from_this<Session> 
   std::atomic<std::uint64_t> consumed{0};
   std::atomic<std::uint64_t> frames{0};
 
-  replicate::OneAtATime acking;
-  wire::Ack last_ack;  ///< of whoever acknowledges, as is acks_sent
+  /// Whoever is at it sends, and lets go of the connection when it is closed: so nobody sends on
+  /// one that is gone.
+  replicate::OneAtATime sending;
+  std::atomic<std::size_t> message_bytes{0};  ///< of a report or a refusal that is to be sent
+  wire::Ack last_ack;                         ///< of whoever sends, as is acks_sent
   std::uint64_t acks_sent = 0;
   std::atomic<std::uint64_t> acks_done{0};
 
@@ -183,10 +186,16 @@ void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& c
     message =
         wire::encode(wire::Refusal{.promised_epoch = promised(), .why = promised_now.message()});
   }
-  std::ranges::copy(message, session->messages->memory().subspan(kMessagesAt).begin());
-  const Status sent = session->handle->connection().send(session->messages.get(), kMessagesAt,
-                                                         message.size(), kAckSlots);
-  if (!sent.ok() || session->closed.load(std::memory_order_relaxed)) end(*session, sent);
+  send_message(*session, message);
+  if (session->closed.load(std::memory_order_relaxed))  // before there was a handle to let go of
+    end(*session, {StatusCode::connection_lost, "its connection is closed"});
+}
+
+void Follower::send_message(Session& session, std::span<const std::byte> message) {
+  std::ranges::copy(message, session.messages->memory().subspan(kMessagesAt).begin());
+  // (3) release: pairs with (4): the message is in place.
+  session.message_bytes.store(message.size(), std::memory_order_release);
+  acknowledge(session);
 }
 
 wire::Report Follower::make_report(const Journal::Lock& lock) const {
@@ -350,8 +359,17 @@ Status Follower::take_entry(Journal::Lock& lock, Session& session, const Entry& 
 }
 
 void Follower::acknowledge(Session& session) noexcept {
-  session.acking.run([this, &session]() noexcept {
-    if (session.closed.load(std::memory_order_relaxed)) return;
+  session.sending.run([this, &session]() noexcept {
+    if (session.closed.load(std::memory_order_relaxed)) return let_go(session);
+    // (4) acquire: pairs with (3).
+    if (const std::size_t bytes = session.message_bytes.exchange(0, std::memory_order_acquire)) {
+      const Status sent =
+          session.handle->connection().send(session.messages.get(), kMessagesAt, bytes, kAckSlots);
+      if (!sent.ok()) {
+        session.closed.store(true, std::memory_order_relaxed);
+        return let_go(session);
+      }
+    }
     // (2) acquire: pairs with (1): the device has let go of the place.
     if (session.acks_sent - session.acks_done.load(std::memory_order_acquire) >= kAckSlots) return;
     const std::uint64_t matched = session.matched.load(std::memory_order_relaxed);
@@ -371,6 +389,13 @@ void Follower::acknowledge(Session& session) noexcept {
     session.last_ack = ack;
     ++session.acks_sent;
   });
+}
+
+/// By whoever is sending (Session::sending).
+void Follower::let_go(Session& session) noexcept {
+  if (session.handle == nullptr || session.dropped.exchange(true, std::memory_order_relaxed))
+    return;
+  parts_.transport.drop_async(session.handle, session.shared_from_this());
 }
 
 void Follower::durable_moved() noexcept {
@@ -399,9 +424,7 @@ void Follower::note_rebuilt(const Session& session) noexcept {
 }
 
 void Follower::end(Session& session, const Status& why) noexcept {
-  session.closed.store(true, std::memory_order_relaxed);
-  if (session.handle == nullptr || session.dropped.exchange(true, std::memory_order_relaxed))
-    return;
+  const bool is_first = !session.closed.exchange(true, std::memory_order_relaxed);
   const auto self = session.shared_from_this();
   {
     const std::lock_guard lock(mutex_);
@@ -410,9 +433,10 @@ void Follower::end(Session& session, const Status& why) noexcept {
       last_error_ = why.message();
     }
   }
-  if (!why.ok() && why.code() != StatusCode::connection_lost && why.code() != StatusCode::cancelled)
+  if (is_first && !why.ok() && why.code() != StatusCode::connection_lost &&
+      why.code() != StatusCode::cancelled)
     say(fmt::format("from primary {}: {}", session.hello.node, why.message()));
-  parts_.transport.drop_async(session.handle, self);
+  acknowledge(session);  // lets go of the connection, when it is nobody's turn to send
 }
 
 void Follower::close() {
@@ -512,10 +536,7 @@ void Follower::install(const std::shared_ptr<Session>& session) {
     message = wire::encode(report);
     session->matched.store(0, std::memory_order_relaxed);
   }
-  std::ranges::copy(message, session->messages->memory().subspan(kMessagesAt).begin());
-  const Status sent = session->handle->connection().send(session->messages.get(), kMessagesAt,
-                                                         message.size(), kAckSlots);
-  if (!sent.ok()) end(*session, sent);
+  send_message(*session, message);
 }
 
 }  // namespace sluice::kv

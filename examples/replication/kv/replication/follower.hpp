@@ -84,6 +84,8 @@ class Follower final : public Transport::Acceptor {
   [[nodiscard]] Status take_checkpoint(Session& session, const wire::Frame& frame);
   void install(const std::shared_ptr<Session>& session);
   void acknowledge(Session& session) noexcept;
+  void let_go(Session& session) noexcept;
+  void send_message(Session& session, std::span<const std::byte> message);
   void end(Session& session, const Status& why) noexcept;
   void note_rebuilt(const Session& session) noexcept;
   void say(const std::string& text) const;

@@ -120,7 +120,8 @@ class Chaos : public testing::Test {
     }
   }
 
-  Cluster cluster_;
+  /// A short lease: most of a round is waiting for one to end.
+  Cluster cluster_{{.lease_s = 1}};
 };
 
 TEST_F(Chaos, NothingAcknowledgedIsLostAndReadsAreLinearizable) {

@@ -111,6 +111,8 @@ class ClusterClient {
   explicit ClusterClient(ClientOptions options) : options_(std::move(options)) {}
   [[nodiscard]] Answer write(const Words& words) { return run(words, false); }
   [[nodiscard]] Answer read(const Words& words) { return run(words, true); }
+  /// A write that may be done twice: it is tried again until it is answered.
+  [[nodiscard]] Answer write_surely(const Words& words) { return run(words, true); }
   /// Which node it speaks to now.
   [[nodiscard]] const Address& node() const { return options_.nodes[at_]; }
 

@@ -79,7 +79,7 @@ class Node {
 struct ClusterOptions {
   std::vector<std::string> ids{"a", "b", "c"};
   std::size_t etcds = 1;               ///< 0: static configuration, led by the first
-  int lease_s = 1;                     ///< etcd may give more
+  int lease_s = 3;                     ///< short enough for a test, long enough for a busy machine
   std::vector<std::string> arguments;  ///< for every node
 };
 

@@ -95,13 +95,13 @@ TEST_F(Failover, EachPrimaryInTurnIsKilled) {
 TEST_F(Failover, AStoppedPrimaryIsFenced) {
   start();
   ClusterClient client = cluster_->client("quorum_disk");
-  ASSERT_TRUE(client.write({"SET", "k", "old"}).ok());
+  ASSERT_TRUE(client.write_surely({"SET", "k", "old"}).ok());
   Connection reader(node(primary_).address(), 60s), writer(node(primary_).address(), 60s);
   ASSERT_EQ(reader.call({"GET", "k"})->to_string(), "old");
   ASSERT_EQ(writer.call({"DURABILITY", "memory"})->to_string(), "OK");
   node(primary_).freeze();
   ASSERT_NE(cluster_->wait_for_primary(primary_), "") << cluster_->state();
-  ASSERT_TRUE(client.write({"SET", "k", "new"}).ok()) << cluster_->state();
+  ASSERT_TRUE(client.write_surely({"SET", "k", "new"}).ok()) << cluster_->state();
   // These lie in front of it when it wakes, and it believed to lead when it went to sleep.
   reader.send_later({"GET", "k"});
   reader.flush();
@@ -138,7 +138,7 @@ TEST_F(Failover, WhatWasNeverOnAnotherNodeIsTruncatedWhenTheOldPrimaryComesBack)
   // The replicas stay in the set while they are dead, or they could not lead afterwards.
   start({.arguments = {"--replica-timeout", "60000"}});
   ClusterClient client = cluster_->client("all_disk");
-  ASSERT_TRUE(client.write({"SET", "k", "everywhere"}).ok());
+  ASSERT_TRUE(client.write_surely({"SET", "k", "everywhere"}).ok());
   const auto replicas = cluster_->without(primary_);
   Connection c(node(primary_).address());
   ASSERT_EQ(c.call({"DURABILITY", "local_disk"})->to_string(), "OK");
@@ -154,7 +154,7 @@ TEST_F(Failover, WhatWasNeverOnAnotherNodeIsTruncatedWhenTheOldPrimaryComesBack)
   for (const std::string& id : replicas) node(id).start();
   const std::string next = cluster_->wait_for_primary(primary_);
   ASSERT_NE(next, "") << cluster_->state();
-  ASSERT_TRUE(client.write({"SET", "k", "new"}).ok());
+  ASSERT_TRUE(client.write_surely({"SET", "k", "new"}).ok());
   node(primary_).start();
   ASSERT_EQ(cluster_->wait_until_in_sync(), next) << cluster_->state();
   // Whoever leads from now on, the new value is there: the old primary has given up what it had.

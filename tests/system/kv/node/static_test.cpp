@@ -26,7 +26,7 @@ class StaticCluster : public testing::Test {
 
 TEST_F(StaticCluster, ReplicatesAndSaysThatNothingTakesOver) {
   ClusterClient client = cluster_.client("all_disk");
-  EXPECT_TRUE(client.write({"SET", "k", "v"}).ok());
+  EXPECT_TRUE(client.write_surely({"SET", "k", "v"}).ok());
   EXPECT_EQ(client.read({"GET", "k"}).reply.text, "v");
   for (const std::string& id : cluster_.ids()) {
     const auto info = cluster_[id].info();
@@ -81,7 +81,7 @@ TEST_F(StaticCluster, AReplicaOfAnotherClusterIsRefusedAndToldAbout) {
            info->list("in_sync") == std::vector<std::string>{"a", "b"};
   })) << cluster_.state();
   ClusterClient client = cluster_.client("quorum_disk");
-  EXPECT_TRUE(client.write({"SET", "k", "v"}).ok()) << "the others go on";
+  EXPECT_TRUE(client.write_surely({"SET", "k", "v"}).ok()) << "the others go on";
 }
 
 }  // namespace
