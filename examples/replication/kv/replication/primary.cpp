@@ -233,9 +233,11 @@ bool Primary::settle(const Lock& lock) {
   const std::uint64_t before = settled;
   for (; settled_count_ < pending_.size(); ++settled_count_) {
     const Pending& next = pending_[settled_count_];
-    if (next.operation.kind == Operation::Kind::write &&
-        now.at(next.operation.durability) < next.index)
-      break;
+    if (next.operation.kind == Operation::Kind::write) {
+      if (reads_waiting_ > 0 || now.at(next.operation.durability) < next.index) break;
+    } else {
+      ++reads_waiting_;
+    }
     settled = std::max(settled, next.index);
   }
   settled_.store(settled, std::memory_order_relaxed);
@@ -270,6 +272,7 @@ void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes)
   {
     Lock lock(parts_.journal);
     while (!pending_.empty() && settled_count_ > 0 && pending_.front().index <= last) {
+      if (pending_.front().operation.kind == Operation::Kind::read) --reads_waiting_;
       done.push_back(std::move(pending_.front()));
       pending_.pop_front();
       --settled_count_;
@@ -315,6 +318,16 @@ void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes)
     }
   }
   batch.post();
+  go_on_behind_reads();
+}
+
+/// Writes that stood behind reads which are answered now.
+void Primary::go_on_behind_reads() {
+  {
+    Lock lock(parts_.journal);
+    if (!settle(lock)) return;
+  }
+  parts_.applier.advance(settled_.load(std::memory_order_relaxed));
 }
 
 /// Reads that found nothing before them to wait for.
@@ -328,6 +341,7 @@ void Primary::answer_ready_reads() {
       done.push_back(std::move(pending_.front()));
       pending_.pop_front();
       --settled_count_;
+      --reads_waiting_;
     }
   }
   for (Pending& pending : done) {
@@ -337,6 +351,7 @@ void Primary::answer_ready_reads() {
     answer_read(pending.operation.command, keys, pending.operation.ticket);
     std::move(pending.operation.ticket).complete();
   }
+  if (!done.empty()) go_on_behind_reads();
 }
 
 void Primary::answer_waiters() {
@@ -419,6 +434,7 @@ void Primary::open() {
     if (index.ok()) {
       Operation first;
       first.durability = Durability::quorum_disk;
+      first_index_ = *index;
       pending_.push_back({*index, std::move(first), Clock::now()});
       parts_.journal.want_disk(lock, *index);
       disk_.store(*index, std::memory_order_relaxed);
@@ -452,7 +468,7 @@ void Primary::depose(const std::string& why) {
     for (Pending& pending : pending_)
       if (pending.operation.ticket) uncertain.push_back(std::move(pending.operation.ticket));
     pending_.clear();
-    settled_count_ = 0;
+    settled_count_ = reads_waiting_ = 0;
     for (auto& [operation, payload] : backlog_) refused.push_back(std::move(operation.ticket));
     backlog_.clear();
     for (Waiter& waiter : waiters_) refused.push_back(std::move(waiter.operation.ticket));
@@ -478,7 +494,7 @@ void Primary::tick() {
   if (phase_.load(std::memory_order_relaxed) == Phase::candidate) judge();
   pump_all();  // signs of life
   progress();
-  if (serving()) {
+  if (may_write()) {
     tend_in_sync(now);
     give_up_old(now);
   }
@@ -558,7 +574,9 @@ void Primary::tend_in_sync(Clock::time_point now) {
   {
     Lock lock(parts_.journal);
     if (change_asked_ || now < change_again_at_) return;
-    const std::uint64_t settled = settled_.load(std::memory_order_relaxed);
+    // What was acknowledged in earlier terms comes before this term's first entry.
+    const std::uint64_t settled =
+        std::max(settled_.load(std::memory_order_relaxed), first_index_);
     if (!proposed_) {
       std::vector<std::string> members = in_sync_.members;
       for (const auto& [status, alive] : replicas) {

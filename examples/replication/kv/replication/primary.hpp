@@ -182,6 +182,7 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   [[nodiscard]] Reached reached(const Lock& lock);
   void on_applied(std::uint64_t first, std::span<const Outcome> outcomes);
   void answer_ready_reads();
+  void go_on_behind_reads();
   void answer_waiters();
   void judge();
   void open();
@@ -205,8 +206,12 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   std::uint64_t change_number_ = 0;
   std::chrono::steady_clock::time_point change_again_at_{};
   std::size_t members_there_ = 0;  ///< of the in-sync set, connected; this node counts
+  std::uint64_t first_index_ = 0;  ///< of this term's first entry
   std::deque<Pending> pending_;
   std::size_t settled_count_ = 0;  ///< so many of pending_ have settled
+  /// Reads among these. Writes behind them settle later: a read sees what was asked for before it
+  /// in its pipeline, and nothing that was asked for after it.
+  std::size_t reads_waiting_ = 0;
   std::deque<std::pair<Operation, std::vector<std::byte>>> backlog_;  ///< the log is full just now
   std::deque<Waiter> waiters_;
   std::map<std::string, Position> heard_;
