@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "support.hpp"
@@ -591,15 +592,20 @@ TEST(LogRefused, AWriteThatFailsEndsTheLogAndKeepsWhatWasDurable) {
 
 TEST(LogRefusedDeathTest, AnotherThreadsUse) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const TemporaryFolder temp;
+  // The one that dies runs this test from its beginning, and removes nothing: its folder is in
+  // ours.
+  const char* const where = std::getenv("TMPDIR");
+  const std::string before = where != nullptr ? where : "";
+  ::setenv("TMPDIR", temp.path().c_str(), 1);
   EXPECT_DEATH(
       {
-        const TemporaryFolder temp;
         const auto log = open(temp / "log");
         (void)log->append(1, Bytes(1));
         std::thread([&] { (void)log->append(1, Bytes(1)); }).join();
       },
       "driven by one thread");
-  const TemporaryFolder temp;
+  before.empty() ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before.c_str(), 1);
   const auto log = open(temp / "log");
   (void)require(log->append(1, Bytes(1)));
   log->release_thread();
