@@ -173,6 +173,7 @@ Result<Throughput> LoadClients::run(const Load& load) {
   const std::int64_t end = begin + static_cast<std::int64_t>(load.measured_s * 1e9);
   for (unsigned i = 0; i < load.clients; ++i) SLUICE_RETURN_IF_ERROR(send_next(clients_[i]));
   std::int64_t last = begin;
+  std::uint64_t answered = 0;
   std::array<epoll_event, 64> ready{};
   for (unsigned in_flight = load.clients; in_flight > 0;) {  // bound: `end`, then kPatience
     const int count = ::epoll_wait(epoll_.fd, ready.data(), static_cast<int>(ready.size()),
@@ -185,6 +186,7 @@ Result<Throughput> LoadClients::run(const Load& load) {
       SLUICE_RETURN_IF_ERROR(receive(client));
       if (client.answer.size() < replies_.size()) continue;
       const std::int64_t at = now();
+      ++answered;
       // A stalled machine may answer nothing in so short a time: then the first answer ends it.
       const bool over = at >= end && !took_ns_.empty();
       if (at >= begin && !over) {
@@ -201,7 +203,7 @@ Result<Throughput> LoadClients::run(const Load& load) {
   }
   const double seconds = static_cast<double>(std::max(end, last) - begin) / 1e9;
   return Throughput{static_cast<double>(took_ns_.size()) / seconds, quantile_us(took_ns_, 0.5),
-                    quantile_us(took_ns_, 0.99)};
+                    quantile_us(took_ns_, 0.99), answered};
 }
 
 }  // namespace sluice::bench

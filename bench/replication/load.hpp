@@ -37,6 +37,7 @@ struct Load {
 struct Throughput {
   double per_second = 0;
   double p50_us = 0, p99_us = 0;  ///< from before the request is sent to its last reply
+  std::uint64_t answered = 0;     ///< with those of the warm-up and the end
 };
 
 /// The clients of one server: one thread, one epoll, and on each connection one SET in flight, of a

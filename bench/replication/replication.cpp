@@ -43,7 +43,9 @@ struct Contender {
 /// What one case brought, round by round.
 struct Measurements {
   std::vector<double> per_second, p50_us, p99_us;
-  void add(const Throughput& one) {
+  std::vector<double> cpu_us;  ///< of both its processes for a SET, what they do after it included
+  void add(const Throughput& one, double cpu_ms) {
+    cpu_us.push_back(cpu_ms * 1e3 / static_cast<double>(one.answered));
     per_second.push_back(one.per_second);
     p50_us.push_back(one.p50_us);
     p99_us.push_back(one.p99_us);
@@ -87,11 +89,12 @@ std::vector<Case> wanted_cases(const Bench& bench) {
 Status run_case(Case& one, Pair& pair, bool redis_first) {
   for (const std::size_t which : {redis_first ? 1U : 0U, redis_first ? 0U : 1U}) {
     Contender& contender = pair.of[which];
+    const double cpu_ms = contender.system->cpu_ms();
     auto throughput = contender.clients.run(one.load);
     auto settled = contender.system->settle();  // its end says more than a lost connection
     if (!settled) return settled.status().with_context(one.name);
     if (!throughput) return throughput.status().with_context(one.name);
-    one.of[which].add(*throughput);
+    one.of[which].add(*throughput, contender.system->cpu_ms() - cpu_ms);
     if (which == 0) one.settled_ms = std::max(one.settled_ms, *settled);
   }
   return {};
@@ -102,8 +105,10 @@ void report(Bench& bench, const Case& one, bool on_disk) {
   std::vector<double> ratios;
   for (std::size_t round = 0; round < kv.per_second.size(); ++round)
     ratios.push_back(kv.per_second[round] / redis.per_second[round]);
-  std::string note = fmt::format("{:.3g} / {:.3g} k SETs/s", spread_of(kv.per_second).value / 1e3,
-                                 spread_of(redis.per_second).value / 1e3);
+  std::string note =
+      fmt::format("{:.3g} / {:.3g} k SETs/s; CPU {:.3g} / {:.3g} us a SET",
+                  spread_of(kv.per_second).value / 1e3, spread_of(redis.per_second).value / 1e3,
+                  spread_of(kv.cpu_us).value, spread_of(redis.cpu_us).value);
   if (one.settled_ms > kSoon)
     note += fmt::format("; sluice-kv idle {}{:.0f} ms later",
                         one.settled_ms < System::kIdleLimitMs ? "" : "not even ", one.settled_ms);

@@ -29,6 +29,8 @@ class System {
 
   /// So many clients whose writes are acknowledged at the level.
   [[nodiscard]] virtual Result<LoadClients> clients(Level level, unsigned count) = 0;
+  /// CPU time that its processes have used so far.
+  [[nodiscard]] double cpu_ms() const;
   /// Waits until its processes have done what they owe and use no more CPU than an idle server
   /// does, so that the other system is measured alone. Says how long that took, in ms, kIdleLimitMs
   /// if they are still not idle then. Fails when a process has ended, or what is owed is not done.
@@ -50,7 +52,6 @@ class System {
   [[nodiscard]] Result<std::uint16_t> reserve_port();
 
  private:
-  [[nodiscard]] double cpu_ms() const;
   std::vector<ReservedPort> ports_;
   std::vector<ServerProcess> processes_;
 };

@@ -2,6 +2,7 @@
 // Feeds arbitrary text to everything that decodes what etcd (or whoever is asked in its place)
 // sends: the gateway's answers, a watch's lines, base64, and the values of a cluster's keys. What
 // is decoded goes through a View twice, which must not tell anything the second time.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -24,7 +25,7 @@ void require(bool condition) {
 template <typename Answer>
 void look_at(const Result<Answer>& answer) {
   if (answer) return;
-  const std::string& message = answer.status().message();
+  const std::string message = answer.status().message();
   require(!message.empty() && message.find('\n') == std::string::npos);
 }
 
@@ -56,7 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     view.replace(*range, events);
     events.clear();
     view.replace(*range, events);
-    require(events.empty());
+    // Nothing in an answer is younger than the answer: what is, is told each time.
+    const bool can_be = std::ranges::all_of(range->kvs, [&](const etcd::KeyValue& kv) {
+      return kv.mod_revision <= range->header.revision;
+    });
+    require(!can_be || events.empty());
   }
   if (watch)
     for (const auto& event : watch->events) view.apply(event, events);

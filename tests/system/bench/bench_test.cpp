@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The bench as a program: every figure is measured and comes out in its JSON; nonsense is refused.
 // That the figures reach their goals is no test's business.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "sluice_test/process.hpp"
 
 namespace sluice::test {
 namespace {
@@ -25,62 +22,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// A folder that is removed with all that is in it.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "bench-test.XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) std::abort();
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const {
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string content_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-struct Ended {
-  int status = -1;  ///< exit status; 128 + signal
-  std::string out, err;
-};
-
 /// Runs the bench to its end.
 Ended run_bench(std::vector<std::string> words) {
-  const Folder folder;
   words.insert(words.begin(), SLUICE_BENCH);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const std::string out = folder / "out";
-  const std::string err = folder / "err";
-  const pid_t pid = fork();
-  if (pid == 0) {
-    const auto take = [](const std::string& path, int fd) {
-      const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-      if (file < 0 || dup2(file, fd) < 0) _exit(126);
-    };
-    take(out, STDOUT_FILENO);
-    take(err, STDERR_FILENO);
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-  int status = 0;
-  if (pid < 0 || waitpid(pid, &status, 0) != pid) std::abort();
-  return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), content_of(out),
-          content_of(err)};
+  constexpr std::chrono::seconds kLimit{500};  // it ends a hang
+  return run(words, {}, kLimit);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -100,7 +46,7 @@ std::vector<std::string> listed(const std::vector<std::string>& arguments = {}) 
 
 /// What a quick run of these figures wrote, checked for its shape.
 nlohmann::json measured(const std::vector<std::string>& only) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<std::string> words{"--quick", "--json", folder / "figures.json"};
   for (const std::string& name : only) words.insert(words.end(), {"--only", name});
   const Ended run = run_bench(words);
@@ -156,7 +102,7 @@ void write_file(const std::string& path, const std::string& content) {
 
 /// A value of the figures that a quick run with this trace wrote.
 nlohmann::json figures_of_trace(const std::string& path) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Ended run = run_bench({"--quick", "--trace", path, "--only", "waiting.recorded", "--json",
                                folder / "figures.json"});
   EXPECT_EQ(run.status, 0) << run.err;
@@ -168,7 +114,7 @@ nlohmann::json figures_of_trace(const std::string& path) {
 // Gaps that are far shorter than a wake are spun through, far longer ones slept through: the cost
 // is nearly that of somebody who knows them.
 TEST(Bench, PlaysRecordedGaps) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::string short_gaps = "# ns\n\n";
   std::string long_gaps;
   for (int i = 0; i < 3000; ++i) {
@@ -193,7 +139,7 @@ TEST(Bench, PlaysRecordedGaps) {
 }
 
 TEST(Bench, SaysWhatIsWrongWithATrace) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::vector<std::pair<std::string, std::string>> bad{
       {"1\n2\nthree\n", ":3: 'three'"}, {"1 2\n", ":1: '1 2'"},   {"-1\n", ":1: '-1'"},
       {"nan\n", ":1: 'nan'"},           {"# none\n\n", "no gap"}, {"0\n0\n", "no gap"}};

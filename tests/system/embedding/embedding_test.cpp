@@ -11,14 +11,18 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
-#include "program.hpp"
+#include "sluice_test/process.hpp"
 
-namespace embedding::test {
 namespace {
 
 namespace fs = std::filesystem;
+using sluice::test::Ended;
+using sluice::test::Process;
+using sluice::test::run;
+using sluice::test::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -34,6 +38,16 @@ void expect_one_line(const Ended& ended, int status, const std::string& why) {
   EXPECT_EQ(ended.status, status) << ended.out << ended.err;
   EXPECT_THAT(ended.err, HasSubstr(why));
   EXPECT_EQ(std::ranges::count(ended.err, '\n'), 1) << ended.err;
+}
+
+/// Waits until it listens; the port, or empty.
+std::string port_of(Process& process) {
+  const std::string before = "listening on ";
+  const auto line = process.wait_for(before);
+  if (!line) return {};
+  const auto colon = line->find(':', line->find(before));
+  const auto end = line->find_first_not_of("0123456789", colon + 1);
+  return line->substr(colon + 1, end - colon - 1);
 }
 
 /// Waits until the file has so many bytes: whoever writes it is in the middle of its work.
@@ -81,13 +95,13 @@ TEST(EmbeddedEngine, RunsAsItIs) {
 }
 
 TEST(EmbeddedEngine, TheRecordsAreInItsLogs) {
-  Folder folder;
-  Program engine({kEngine, "serve", folder.path()});
-  const std::string port = engine.port();
+  TemporaryFolder folder;
+  Process engine({kEngine, "serve", folder.path()});
+  const std::string port = port_of(engine);
   ASSERT_FALSE(port.empty());
   const Ended sender = run({kEngine, "send", port, "150"});
   EXPECT_EQ(sender.status, 0) << sender.err;
-  const Ended ended = engine.end();
+  const Ended ended = engine.finish();
   EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
   for (std::uint32_t i = 0; i < 2; ++i) {
     const std::string path = folder / ("connection-" + std::to_string(i) + ".log");
@@ -96,60 +110,56 @@ TEST(EmbeddedEngine, TheRecordsAreInItsLogs) {
   }
 }
 
-TEST(EmbeddedEngine, SaysHowFarItCameWhenTheSenderIsKilled) {
-  Folder folder;
-  Program engine({kEngine, "serve", folder.path()});
-  const std::string port = engine.port();
-  ASSERT_FALSE(port.empty());
-  Program sender({kEngine, "send", port, kEndless});
-  wait_until_it_has(folder / "connection-1.log", 20 * kRecordBytes);
-  sender.signal(SIGKILL);
-  const Ended ended = engine.end();
+/// An engine and a sender that are at it.
+class InTheMiddle : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string port = port_of(engine_);
+    ASSERT_FALSE(port.empty());
+    sender_.emplace(std::vector<std::string>{kEngine, "send", port, kEndless});
+    wait_until_it_has(folder_ / "connection-1.log", 20 * kRecordBytes);
+  }
+  TemporaryFolder folder_;
+  Process engine_{{kEngine, "serve", folder_.path()}};
+  std::optional<Process> sender_;
+};
+
+TEST_F(InTheMiddle, SaysHowFarItCameWhenTheSenderIsKilled) {
+  sender_->signal(SIGKILL);
+  const Ended ended = engine_.finish();
   expect_one_line(ended, 1, "the sender went away after ");
-  EXPECT_TRUE(engine.group_is_empty());
+  EXPECT_TRUE(engine_.group_is_empty());
   EXPECT_THAT(ended.out, AllOf(HasSubstr("every durable record was read back"),
                                HasSubstr(" 0 of the dispatcher\n")));
-  EXPECT_GE(records_in(folder / "connection-0.log", 0), 19u);
-  EXPECT_GE(records_in(folder / "connection-1.log", 1), 19u);
+  EXPECT_GE(records_in(folder_ / "connection-0.log", 0), 19u);
+  EXPECT_GE(records_in(folder_ / "connection-1.log", 1), 19u);
 }
 
-TEST(EmbeddedEngine, TheSenderSaysWhatWasAcknowledgedWhenTheEngineIsKilled) {
-  Folder folder;
-  Program engine({kEngine, "serve", folder.path()});
-  const std::string port = engine.port();
-  ASSERT_FALSE(port.empty());
-  Program sender({kEngine, "send", port, kEndless});
-  wait_until_it_has(folder / "connection-1.log", 20 * kRecordBytes);
-  engine.signal(SIGKILL);
-  const Ended ended = sender.end();
+TEST_F(InTheMiddle, TheSenderSaysWhatWasAcknowledgedWhenTheEngineIsKilled) {
+  engine_.signal(SIGKILL);
+  const Ended ended = sender_->finish();
   expect_one_line(ended, 1, "sender: the engine went away: ");
-  EXPECT_TRUE(sender.group_is_empty());
+  EXPECT_TRUE(sender_->group_is_empty());
   // What it counts is in the logs.
   const auto colon = ended.err.find("away: ") + 6;
-  EXPECT_LE(std::stoul(ended.err.substr(colon)), records_in(folder / "connection-0.log", 0) +
-                                                     records_in(folder / "connection-1.log", 1));
+  EXPECT_LE(std::stoul(ended.err.substr(colon)), records_in(folder_ / "connection-0.log", 0) +
+                                                     records_in(folder_ / "connection-1.log", 1));
 }
 
-TEST(EmbeddedEngine, EndsCleanlyByASignalInTheMiddle) {
-  Folder folder;
-  Program engine({kEngine, "serve", folder.path()});
-  const std::string port = engine.port();
-  ASSERT_FALSE(port.empty());
-  Program sender({kEngine, "send", port, kEndless});
-  wait_until_it_has(folder / "connection-1.log", 20 * kRecordBytes);
-  engine.signal(SIGTERM);
-  const Ended ended = engine.end();
+TEST_F(InTheMiddle, EndsCleanlyByASignalInTheMiddle) {
+  engine_.signal(SIGTERM);
+  const Ended ended = engine_.finish();
   expect_one_line(ended, 1, "stopped by a signal");
   EXPECT_THAT(ended.out, HasSubstr("every durable record was read back"));
-  expect_one_line(sender.end(), 1, "the engine went away");
+  expect_one_line(sender_->finish(), 1, "the engine went away");
 }
 
 TEST(EmbeddedEngine, LeavesNoProcessWhenItIsKilled) {
-  Folder folder;  // what a killed program leaves is removed with it
-  Program engine({kEngine, kEndless}, {{"TMPDIR", folder.path().string()}});
+  TemporaryFolder folder;  // what a killed program leaves is removed with it
+  Process engine({kEngine, kEndless}, {.environment = {{"TMPDIR", folder.path().string()}}});
   ASSERT_TRUE(engine.says("listening on"));
   engine.signal(SIGKILL);
-  EXPECT_EQ(engine.end().status, 128 + SIGKILL);
+  EXPECT_EQ(engine.finish().status, 128 + SIGKILL);
   EXPECT_TRUE(engine.group_is_empty());
 }
 
@@ -177,6 +187,15 @@ std::map<std::string, std::string> content_of(const std::string& folder) {
   return content;
 }
 
+/// Both are started again: the replica gets all that it has not.
+void expect_the_rest_arrives(const TemporaryFolder& folder) {
+  Process replica({kWal, "replica", folder / "replica"});
+  const Ended primary = run({kWal, "primary", folder / "primary", port_of(replica), "100"});
+  EXPECT_EQ(primary.status, 0) << primary.err;
+  EXPECT_EQ(replica.finish().status, 0);
+  EXPECT_EQ(content_of(folder / "primary"), content_of(folder / "replica"));
+}
+
 TEST(WalReplica, RunsAsItIs) {
   const Ended ended = run({kWal});
   EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
@@ -188,14 +207,14 @@ TEST(WalReplica, RunsAsItIs) {
 }
 
 TEST(WalReplica, AReplicaThatWasAwayGoesOnWhereItWas) {
-  Folder folder;
+  TemporaryFolder folder;
   for (const char* writes : {"700", "300"}) {
-    Program replica({kWal, "replica", folder / "replica"});
-    const std::string port = replica.port();
+    Process replica({kWal, "replica", folder / "replica"});
+    const std::string port = port_of(replica);
     ASSERT_FALSE(port.empty());
     const Ended primary = run({kWal, "primary", folder / "primary", port, writes});
     EXPECT_EQ(primary.status, 0) << primary.err;
-    const Ended ended = replica.end();
+    const Ended ended = replica.finish();
     EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
     EXPECT_THAT(ended.out, HasSubstr("replica   " + std::string(writes) + " batches applied"));
     EXPECT_EQ(content_of(folder / "primary"), content_of(folder / "replica"));
@@ -204,47 +223,37 @@ TEST(WalReplica, AReplicaThatWasAwayGoesOnWhereItWas) {
 }
 
 TEST(WalReplica, WhenThePrimaryIsKilledTheReplicaSaysWhereItIsAndLaterGetsTheRest) {
-  Folder folder;
+  TemporaryFolder folder;
   {
-    Program replica({kWal, "replica", folder / "replica"});
-    const std::string port = replica.port();
+    Process replica({kWal, "replica", folder / "replica"});
+    const std::string port = port_of(replica);
     ASSERT_FALSE(port.empty());
-    Program primary({kWal, "primary", folder / "primary", port, kEndless});
+    Process primary({kWal, "primary", folder / "primary", port, kEndless});
     wait_until_it_has(folder / "replica/000004.log", 20'000);
     primary.signal(SIGKILL);
-    const Ended ended = replica.end();
+    const Ended ended = replica.finish();
     expect_one_line(ended, 1, "the primary went away at sequence number ");
     EXPECT_TRUE(replica.group_is_empty());
-    EXPECT_EQ(primary.end().status, 128 + SIGKILL);
+    EXPECT_EQ(primary.finish().status, 128 + SIGKILL);
   }
-  Program replica({kWal, "replica", folder / "replica"});
-  const std::string port = replica.port();
-  const Ended primary = run({kWal, "primary", folder / "primary", port, "100"});
-  EXPECT_EQ(primary.status, 0) << primary.err;
-  EXPECT_EQ(replica.end().status, 0);
-  EXPECT_EQ(content_of(folder / "primary"), content_of(folder / "replica"));
+  expect_the_rest_arrives(folder);
 }
 
 TEST(WalReplica, WhenTheReplicaIsKilledThePrimarySaysSoAndItLaterGetsTheRest) {
-  Folder folder;
+  TemporaryFolder folder;
   {
-    Program replica({kWal, "replica", folder / "replica"});
-    const std::string port = replica.port();
+    Process replica({kWal, "replica", folder / "replica"});
+    const std::string port = port_of(replica);
     ASSERT_FALSE(port.empty());
-    Program primary({kWal, "primary", folder / "primary", port, "3000"});
+    Process primary({kWal, "primary", folder / "primary", port, "3000"});
     wait_until_it_has(folder / "replica/000004.log", 20'000);
     replica.signal(SIGKILL);
-    const Ended ended = primary.end();
+    const Ended ended = primary.finish();
     expect_one_line(ended, 1, "primary: the replica went away");
     EXPECT_TRUE(primary.group_is_empty());
-    EXPECT_EQ(replica.end().status, 128 + SIGKILL);
+    EXPECT_EQ(replica.finish().status, 128 + SIGKILL);
   }
-  Program replica({kWal, "replica", folder / "replica"});
-  const std::string port = replica.port();
-  const Ended primary = run({kWal, "primary", folder / "primary", port, "100"});
-  EXPECT_EQ(primary.status, 0) << primary.err;
-  EXPECT_EQ(replica.end().status, 0);
-  EXPECT_EQ(content_of(folder / "primary"), content_of(folder / "replica"));
+  expect_the_rest_arrives(folder);
 }
 
 /// How many files of the folder have this extension.
@@ -258,11 +267,11 @@ std::size_t files_with(const std::string& folder, const std::string& extension) 
 
 // Flushes make WAL files superfluous for the primary's database: it would move them away.
 TEST(WalReplica, AReplicaThatStandsStillFindsTheWalKept) {
-  Folder folder;
-  Program replica({kWal, "replica", folder / "replica"});
-  const std::string port = replica.port();
+  TemporaryFolder folder;
+  Process replica({kWal, "replica", folder / "replica"});
+  const std::string port = port_of(replica);
   ASSERT_FALSE(port.empty());
-  Program primary({kWal, "primary", folder / "primary", port, "3000"});
+  Process primary({kWal, "primary", folder / "primary", port, "3000"});
   wait_until_it_has(folder / "replica/000004.log", 5'000);
   replica.signal(SIGSTOP);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{60};
@@ -272,27 +281,27 @@ TEST(WalReplica, AReplicaThatStandsStillFindsTheWalKept) {
   }
   EXPECT_GE(files_with(folder / "primary", ".log"), 6u);
   replica.signal(SIGCONT);
-  const Ended ended = primary.end();
+  const Ended ended = primary.finish();
   EXPECT_EQ(ended.status, 0) << ended.err;
   EXPECT_THAT(ended.out, ContainsRegex("WAL files kept [1-9][0-9]* times"));
-  EXPECT_EQ(replica.end().status, 0);
+  EXPECT_EQ(replica.finish().status, 0);
   EXPECT_EQ(content_of(folder / "primary"), content_of(folder / "replica"));
 }
 
 TEST(WalReplica, LeavesNoProcessWhenItIsKilled) {
-  Folder folder;  // what a killed program leaves is removed with it
-  Program both({kWal, kEndless}, {{"TMPDIR", folder.path().string()}});
+  TemporaryFolder folder;  // what a killed program leaves is removed with it
+  Process both({kWal, kEndless}, {.environment = {{"TMPDIR", folder.path().string()}}});
   ASSERT_TRUE(both.says("listening on"));
   both.signal(SIGKILL);
-  EXPECT_EQ(both.end().status, 128 + SIGKILL);
+  EXPECT_EQ(both.finish().status, 128 + SIGKILL);
   EXPECT_TRUE(both.group_is_empty());
 }
 
 TEST(WalReplica, EndsByASignal) {
-  Program both({kWal, kEndless});
+  Process both({kWal, kEndless});
   ASSERT_TRUE(both.says("listening on"));
   both.signal(SIGTERM);
-  expect_one_line(both.end(), 1, "stopped by a signal at sequence number");
+  expect_one_line(both.finish(), 1, "stopped by a signal at sequence number");
   EXPECT_TRUE(both.group_is_empty());
 }
 
@@ -311,7 +320,7 @@ TEST(WalReplica, WhatIsToBeCopiedIsUnder200Lines) {
 // --- arguments ---------------------------------------------------------------------------------
 
 TEST(BadArguments, GetOneLine) {
-  Folder folder;
+  TemporaryFolder folder;
   expect_one_line(run({kEngine, "0"}), 2, "'0' is no number of records");
   expect_one_line(run({kEngine, "99999999999"}), 2, "is no number of records");
   expect_one_line(run({kEngine, "fly"}), 2, "usage: embedded_engine");
@@ -331,13 +340,13 @@ TEST(BadArguments, GetOneLine) {
 }
 
 TEST(BadArguments, APortWhereNobodyListensIsTold) {
-  Folder folder;
+  TemporaryFolder folder;
   expect_one_line(run({kEngine, "send", "9"}), 1, "sender: ");
   expect_one_line(run({kWal, "primary", folder / "p", "9"}), 1, "primary: ");
 }
 
 TEST(BadArguments, AnAddressWithoutADeviceIsToldWithWhatToDo) {
-  Folder folder;
+  TemporaryFolder folder;
   const std::string nobodys = "192.0.2.1";  // of RFC 5737
   const std::string why = "no RDMA device for 192.0.2.1 (";
   expect_one_line(run({kEngine, "serve", folder.path(), nobodys}), 1, why);
@@ -345,4 +354,3 @@ TEST(BadArguments, AnAddressWithoutADeviceIsToldWithWhatToDo) {
 }
 
 }  // namespace
-}  // namespace embedding::test

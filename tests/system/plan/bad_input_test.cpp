@@ -37,7 +37,7 @@ TEST(BadInput, AnUnknownOrMissingCommandIsAUsageErrorThatListsTheCommands) {
 }
 
 TEST(BadInput, AConfigurationThatCannotBeReadIsNamed) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_refused({"check", folder / "none.toml"}, kFailed, "none.toml: cannot be read: No such");
   expect_refused({"plan", folder / "."}, kFailed, "Is a directory");
   expect_refused({"plan", "/dev/zero"}, kFailed, "no regular file");
@@ -45,7 +45,7 @@ TEST(BadInput, AConfigurationThatCannotBeReadIsNamed) {
 }
 
 TEST(BadInput, AConfigurationWithErrorsSaysFileLineAndColumn) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto typo = folder.file("typo.toml", "[pools.apply]\nwrokers = 3\n");
   expect_refused({"check", typo}, kConfig, typo + ":2:1: error: ");
   expect_refused({"plan", typo}, kConfig, "did you mean 'workers'?");
@@ -58,7 +58,7 @@ TEST(BadInput, AConfigurationWithErrorsSaysFileLineAndColumn) {
 }
 
 TEST(BadInput, WhatTheMachineDoesNotHaveIsAnErrorOfItsLine) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto file = folder.file("device.toml", "[pollers.nic]\ndevice = \"mlx9_0\"\n");
   expect_refused({"check", file, "--topology", "core:4 pu:1"}, kConfig,
                  file + ":2:10: error: pollers.nic.device");
@@ -66,7 +66,7 @@ TEST(BadInput, WhatTheMachineDoesNotHaveIsAnErrorOfItsLine) {
 }
 
 TEST(BadInput, ATopologyThatIsNoneIsAUsageError) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_refused({"plan", "--topology", folder / "none.xml"}, kUsage, "there is no such file");
   expect_refused({"plan", "--topology", folder / "."}, kUsage, "is no file");
   expect_refused({"plan", "--topology", folder.file("a.xml", "<a/>")}, kUsage, "not a topology");
@@ -96,7 +96,7 @@ TEST(BadInput, AWhatIfThatCannotBeSaysWhatThereIs) {
 }
 
 TEST(BadInput, APictureThatCannotBeWrittenLeavesNothing) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_refused({"draw", folder / "a.gif"}, kUsage, ".svg or .png");
   expect_refused({"draw", folder / "a"}, kUsage, ".svg or .png");
   expect_refused({"draw", folder / "none/a.xml", "--topology", "pu:1"}, kFailed,
@@ -106,7 +106,7 @@ TEST(BadInput, APictureThatCannotBeWrittenLeavesNothing) {
 }
 
 TEST(BadInput, AMissingLstopoSaysWhatToInstall) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_refused({"draw", folder / "a.svg", "--topology", "pu:1"}, kFailed, "install hwloc",
                  {{"PATH", folder / "."}});
   EXPECT_FALSE(std::filesystem::exists(folder / "a.svg"));

@@ -84,7 +84,7 @@ TEST(PlanCommand, StrictTurnsADegradedPlanIntoAFailure) {
 }
 
 TEST(CheckCommand, SaysOkAndWhatAReloadWouldChange) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto wanted = folder.file("wanted.toml", "[pools.apply]\nworkers = 3\n");
   const auto running = folder.file("running.toml", "[pools.apply]\nworkers = 2\n");
   const Ended changed = run_plan({"check", wanted, "--topology", kSmall, "--against", running});
@@ -96,14 +96,14 @@ TEST(CheckCommand, SaysOkAndWhatAReloadWouldChange) {
 }
 
 TEST(CheckCommand, TakesTheFileOfTheEnvironment) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto file = folder.file("env.toml", "[pools.apply]\nworkers = 3\n");
   const Ended ended = run_plan({"check", "--no-machine"}, {{"SLUICE_CONFIG", file}});
   EXPECT_THAT(ended.out, HasSubstr("env.toml: ok"));
 }
 
 TEST(PrintCommands, ValuesComeWithTheirOrigins) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto file = folder.file("a.toml", "[pools.apply]\nworkers = 3\n");
   const std::vector<std::string> set{"--set", "pools.apply.spin_rounds=7"};
   const Ended toml =
@@ -124,7 +124,7 @@ TEST(PrintCommands, ValuesComeWithTheirOrigins) {
 }
 
 TEST(PrintCommands, TheDefaultsAreAConfigurationThatPasses) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Ended defaults = run_plan({"print-defaults"});
   EXPECT_THAT(defaults.out, HasSubstr("[dispatcher]"));
   const Ended ended =
@@ -133,7 +133,7 @@ TEST(PrintCommands, TheDefaultsAreAConfigurationThatPasses) {
 }
 
 TEST(DrawCommand, ThePictureHoldsEachThreadsNameAndTheLegend) {
-  const Folder folder;
+  const TemporaryFolder folder;
   for (const std::string& topology : all_topologies()) {
     SCOPED_TRACE(topology);
     const Json plan = Json::parse(run_plan({"plan", "--json", "--topology", topology}).out);
@@ -152,7 +152,7 @@ TEST(DrawCommand, ThePictureHoldsEachThreadsNameAndTheLegend) {
 }
 
 TEST(DrawCommand, APngIsAPng) {
-  const Folder folder;
+  const TemporaryFolder folder;
   ASSERT_EQ(run_plan({"draw", folder / "a.png", "--topology", kSmall, "--nic", "m@1"}).status, 0);
   EXPECT_EQ(content_of(folder / "a.png").substr(1, 3), "PNG");
 }

@@ -8,13 +8,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 namespace sluice::test {
 namespace {
-
-namespace fs = std::filesystem;
 
 void take_output(const std::string& path, int fd) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -43,7 +39,7 @@ void remove_own_variables() {
 
 Ended run_plan(const std::vector<std::string>& arguments, const Environment& environment,
                const std::string& out) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<std::string> words{SLUICE_PLAN};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -66,28 +62,9 @@ Ended run_plan(const std::vector<std::string>& arguments, const Environment& env
   int status = 0;
   if (pid < 0 || waitpid(pid, &status, 0) != pid) std::abort();
   return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
-          content_of(folder / "out"), content_of(folder / "err")};
-}
-
-Folder::Folder() {
-  std::string name = (fs::temp_directory_path() / "plan-test.XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) std::abort();
-  path_ = name;
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::string Folder::file(const std::string& name, const std::string& content) const {
-  std::ofstream(*this / name, std::ios::binary) << content;
-  return *this / name;
-}
-
-std::string content_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+          content_of(folder / "out"),
+          content_of(folder / "err"),
+          {}};
 }
 
 std::size_t lines_of(const std::string& text) {

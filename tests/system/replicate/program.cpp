@@ -1,185 +1,39 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "program.hpp"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <random>
-#include <thread>
 
 namespace replicate::test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-namespace fs = std::filesystem;
-
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::max<std::int64_t>(left, 0));
+std::vector<std::string> joined(std::vector<std::string> words,
+                                const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
 }
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& arguments,
-                 const std::vector<std::pair<std::string, std::string>>& environment,
-                 std::optional<unsigned> descriptors_max) {
-  std::vector<std::string> words{SLUICE_REPLICATE};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  // Orphans become this process's children, so that group_is_empty() can tell the dead from the
-  // living.
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-  int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) abort();
-  pid_ = fork();
-  if (pid_ == 0) {
-    setpgid(0, 0);
-    dup2(out[1], STDOUT_FILENO);
-    dup2(err[1], STDERR_FILENO);
-    for (const auto& [name, value] : environment)
-      value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
-    if (descriptors_max) {
-      const rlimit limit{*descriptors_max, *descriptors_max};
-      setrlimit(RLIMIT_NOFILE, &limit);
-    }
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-  setpgid(pid_, pid_);
-  close(out[1]);
-  close(err[1]);
-  out_ = out[0];
-  err_ = err[0];
-}
-
-Program::~Program() {
-  killpg(pid_, SIGKILL);
-  if (!reaped_) waitpid(pid_, nullptr, 0);
-  if (out_ >= 0) close(out_);
-  if (err_ >= 0) close(err_);
-}
-
-/// False: both pipes are at their end, or the time is over.
-bool Program::read_some(Clock::time_point deadline) {
-  std::array<pollfd, 2> fds{{{out_, POLLIN, 0}, {err_, POLLIN, 0}}};
-  if (out_ < 0 && err_ < 0) return false;
-  const int ready = poll(fds.data(), fds.size(), milliseconds_until(deadline));
-  if (ready < 0 && errno == EINTR) return true;
-  if (ready <= 0) return false;
-  std::array<char, 4096> chunk;
-  for (auto [fd, text] : {std::pair{&out_, &ended_.out}, std::pair{&err_, &ended_.err}}) {
-    if (fds[fd == &out_ ? 0 : 1].revents == 0) continue;
-    const ssize_t got = read(*fd, chunk.data(), chunk.size());
-    if (got > 0) {
-      text->append(chunk.data(), static_cast<std::size_t>(got));
-    } else {
-      close(*fd);
-      *fd = -1;
-    }
-  }
-  return true;
-}
-
-bool Program::says(const std::string& text) {
-  const auto deadline = Clock::now() + std::chrono::seconds{30};
-  const auto said = [&] { return (ended_.out + ended_.err).find(text) != std::string::npos; };
-  while (!said() && read_some(deadline)) {
-  }
-  return said();
-}
-
-void Program::signal(int number) const {
-  kill(pid_, number);
-}
-
-Ended Program::end(std::chrono::seconds limit) {
-  const auto deadline = Clock::now() + limit;
-  while (read_some(deadline)) {
-  }
-  if (out_ >= 0 || err_ >= 0) {  // it still holds its output: it hangs
-    killpg(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    reaped_ = true;
-    return ended_;
-  }
-  int status = 0;
-  waitpid(pid_, &status, 0);
-  reaped_ = true;
-  ended_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  ended_.took = std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - start_);
-  return ended_;
-}
-
-bool Program::group_is_empty(std::chrono::seconds limit) const {
-  const auto deadline = Clock::now() + limit;
-  while (killpg(pid_, 0) ==
-         0) {  // bound: the deadline. There is no descriptor for a group to wait on.
-    if (Clock::now() > deadline) return false;
-    if (waitpid(-pid_, nullptr, WNOHANG) <= 0) std::this_thread::yield();
-  }
-  return errno == ESRCH;
-}
-
-std::vector<pid_t> Program::children() const {
-  std::vector<pid_t> pids;
-  std::ifstream in("/proc/" + std::to_string(pid_) + "/task/" + std::to_string(pid_) + "/children");
-  for (pid_t pid; in >> pid;) pids.push_back(pid);
-  return pids;
-}
+Program::Program(const std::vector<std::string>& arguments, const ProcessOptions& options)
+    : Process(joined({SLUICE_REPLICATE}, arguments), options) {}
 
 HandStarted::HandStarted(const std::string& output, const std::vector<std::string>& more)
-    : Program([&] {
-        std::vector<std::string> words{"replica", "--listen", address() + ":0", "--output", output};
-        words.insert(words.end(), more.begin(), more.end());
-        return words;
-      }()) {}
+    : Program(joined({"replica", "--listen", address() + ":0", "--output", output}, more)) {}
 
 const std::string& HandStarted::at() {
   const std::string before = "listening on ", after = " (";
   if (at_.empty() && says(before) && says("the copy goes to")) {
-    const auto from = err().find(before) + before.size();
-    at_ = err().substr(from, err().find(after, from) - from);
+    const std::string said = err();
+    const auto from = said.find(before) + before.size();
+    at_ = said.substr(from, said.find(after, from) - from);
   }
   return at_;
 }
 
-Ended run(const std::vector<std::string>& arguments,
-          const std::vector<std::pair<std::string, std::string>>& environment) {
-  Program program(arguments, environment);
-  Ended ended = program.end();
-  if (!program.group_is_empty()) ended.err += "\n[processes were left]";
-  return ended;
-}
-
-Folder::Folder() {
-  std::string name = (fs::temp_directory_path() / "replicate-test.XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) abort();
-  path_ = name;
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-std::vector<std::string> Folder::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
+Ended run(const std::vector<std::string>& arguments, const ProcessOptions& options) {
+  return sluice::test::run(joined({SLUICE_REPLICATE}, arguments), options);
 }
 
 void write_file(const std::string& path, std::size_t bytes) {
@@ -187,11 +41,6 @@ void write_file(const std::string& path, std::size_t bytes) {
   std::string content(bytes, '\0');
   for (char& c : content) c = static_cast<char>(random());
   std::ofstream(path, std::ios::binary) << content;
-}
-
-std::string content_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::string address() {

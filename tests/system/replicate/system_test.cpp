@@ -23,6 +23,7 @@ namespace replicate::test {
 namespace {
 
 namespace fs = std::filesystem;
+using sluice::test::content_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -76,7 +77,7 @@ TEST(Replicate, WithoutAnyOptionItShipsARealFile) {
 class Shapes : public ::testing::TestWithParam<std::vector<std::string>> {};
 
 TEST_P(Shapes, CopiesAreIdentical) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 300'001);
   std::vector<std::string> arguments{"--file", folder / "in", "--output-dir", folder / "out"};
   arguments.insert(arguments.end(), GetParam().begin(), GetParam().end());
@@ -102,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(
                       std::vector<std::string>{"--quorum", "2", "--fsync"}));
 
 TEST(Replicate, AnEmptyFileHasAnEmptyCopy) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 0);
   const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out"});
   EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
@@ -112,7 +113,7 @@ TEST(Replicate, AnEmptyFileHasAnEmptyCopy) {
 }
 
 TEST(Replicate, OneByteRecordsWork) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 100);
   const Ended ended =
       run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size", "1"});
@@ -121,15 +122,16 @@ TEST(Replicate, OneByteRecordsWork) {
 }
 
 TEST(Replicate, TheTemporaryFolderIsRemoved) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10'000);
-  const Ended ended = run({"--file", folder / "in"}, {{"TMPDIR", folder.path().string()}});
+  const Ended ended =
+      run({"--file", folder / "in"}, {.environment = {{"TMPDIR", folder.path().string()}}});
   EXPECT_EQ(ended.status, kExitOk) << ended.err;
   EXPECT_THAT(folder.names(), ElementsAre("in"));
 }
 
 TEST(Replicate, JsonHasTheSummary) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 100'000);
   const Ended ended = run({"--file", folder / "in", "--json", folder / "summary.json"});
   EXPECT_EQ(ended.status, kExitOk) << ended.err;
@@ -140,7 +142,7 @@ TEST(Replicate, JsonHasTheSummary) {
 }
 
 TEST(Replicate, StartedByHandItTakesAReplicaPerCommand) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 200'000);
   HandStarted first(folder / "one"), second(folder / "two");
   const std::string one = first.at(), two = second.at();
@@ -148,7 +150,7 @@ TEST(Replicate, StartedByHandItTakesAReplicaPerCommand) {
                              "--connections", "2"});
   EXPECT_EQ(primary.status, kExitOk) << primary.out << primary.err;
   for (HandStarted* replica : {&first, &second}) {
-    const Ended ended = replica->end();
+    const Ended ended = replica->finish();
     EXPECT_EQ(ended.status, kExitOk) << ended.err;
     EXPECT_THAT(ended.out, HasSubstr("identical"));
   }
@@ -159,7 +161,7 @@ TEST(Replicate, StartedByHandItTakesAReplicaPerCommand) {
 // --- losing replicas ---------------------------------------------------------------------------
 
 TEST(Replicate, KillOneCompletesWhenAQuorumIsLeft) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 2'000'000);
   const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size",
                            "4K", "--kill-one"});
@@ -172,7 +174,7 @@ TEST(Replicate, KillOneCompletesWhenAQuorumIsLeft) {
 }
 
 TEST(Replicate, KillOneFailsWhenNoQuorumIsLeft) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 2'000'000);
   const Ended ended = run({"--file", folder / "in", "--output-dir", folder / "out", "--record-size",
                            "4K", "--kill-one", "--quorum", "2", "--json", folder / "summary.json"});
@@ -183,7 +185,7 @@ TEST(Replicate, KillOneFailsWhenNoQuorumIsLeft) {
 }
 
 TEST(Replicate, AStoppedReplicaIsDroppedAfterTheTimeout) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", much(10'000'000));
   HandStarted first(folder / "one", {"--receive-depth", "16"});
   HandStarted second(folder / "two", {"--receive-depth", "16"});
@@ -192,21 +194,21 @@ TEST(Replicate, AStoppedReplicaIsDroppedAfterTheTimeout) {
                    "--replica", two, "--timeout", "1", "--quorum", "1"});
   wait_until_it_grows(folder / "two.partial");
   second.signal(SIGSTOP);
-  const Ended ended = primary.end();
+  const Ended ended = primary.finish();
   EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("no progress"));
   EXPECT_TRUE(same_content(folder / "one", folder / "in"));
 }
 
 TEST(Replicate, AReplicaWhosePrimaryIsGoneEndsAndLeavesNothing) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 30'000'000);
   HandStarted replica(folder / "copy");
   const std::string at = replica.at();
   Program primary({"primary", "--file", folder / "in", "--record-size", "512", "--replica", at});
   wait_until_it_grows(folder / "copy.partial");
   primary.signal(SIGKILL);
-  const Ended ended = replica.end();
+  const Ended ended = replica.finish();
   EXPECT_EQ(ended.status, kExitQuorum) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("the primary is gone"));
   EXPECT_THAT(folder.names(), ElementsAre("in"));
@@ -217,13 +219,13 @@ TEST(Replicate, AReplicaWhosePrimaryIsGoneEndsAndLeavesNothing) {
 class Signals : public ::testing::TestWithParam<int> {};
 
 TEST_P(Signals, InTheMiddleEndEverything) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 30'000'000);
   Program program({"--file", folder / "in", "--record-size", "512", "--output-dir", folder / "out",
                    "--replicas", "3"});
   wait_until_it_grows(folder / "out/replica-2.copy.partial");
   program.signal(GetParam());
-  const Ended ended = program.end();
+  const Ended ended = program.finish();
   EXPECT_EQ(ended.status, 128 + GetParam()) << ended.out << ended.err;
   EXPECT_TRUE(program.group_is_empty());
   for (const auto& entry : fs::directory_iterator(folder / "out"))
@@ -233,14 +235,14 @@ TEST_P(Signals, InTheMiddleEndEverything) {
 INSTANTIATE_TEST_SUITE_P(Replicate, Signals, ::testing::Values(SIGINT, SIGTERM));
 
 TEST(Replicate, KilledItTakesItsReplicasWithIt) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 30'000'000);
   Program program(
       {"--file", folder / "in", "--record-size", "512", "--output-dir", folder / "out"});
   wait_until_it_grows(folder / "out/replica-1.copy.partial");
   EXPECT_EQ(program.children().size(), 2U);
   program.signal(SIGKILL);
-  EXPECT_EQ(program.end().status, 128 + SIGKILL);
+  EXPECT_EQ(program.finish().status, 128 + SIGKILL);
   EXPECT_TRUE(program.group_is_empty());
   for (const auto& entry : fs::directory_iterator(folder / "out"))
     ADD_FAILURE() << entry << " was left";
@@ -249,7 +251,7 @@ TEST(Replicate, KilledItTakesItsReplicasWithIt) {
 // --- strangers ---------------------------------------------------------------------------------
 
 TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 100'000);
   HandStarted replica(folder / "copy");
   const std::string port = replica.port();
@@ -276,12 +278,12 @@ TEST(Replicate, GarbageInTheConnectionRequestIsRefusedAndHarmsNobody) {
   const Ended primary =
       run({"primary", "--file", folder / "in", "--replica", address() + ":" + port});
   EXPECT_EQ(primary.status, kExitOk) << primary.out << primary.err;
-  EXPECT_EQ(replica.end().status, kExitOk);
+  EXPECT_EQ(replica.finish().status, kExitOk);
   EXPECT_TRUE(same_content(folder / "copy", folder / "in"));
 }
 
 TEST(Replicate, ADamagedRecordIsReportedAndNoCopyIsLeft) {
-  Folder folder;
+  TemporaryFolder folder;
   HandStarted replica(folder / "copy");
   const std::string port = replica.port();
 
@@ -320,13 +322,13 @@ TEST(Replicate, ADamagedRecordIsReportedAndNoCopyIsLeft) {
   EXPECT_THAT(std::string(report->why()), HasSubstr("CRC32C mismatch"));
 
   EXPECT_TRUE((*connection)->disconnect().ok());
-  const Ended ended = replica.end();
+  const Ended ended = replica.finish();
   EXPECT_EQ(ended.status, kExitDiffers) << ended.err;
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
 TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 100'000);
   HandStarted replica(folder / "copy", {"--record-size", "1K"});
   const std::string at = replica.at();
@@ -342,7 +344,7 @@ TEST(Replicate, RecordsThatTheReplicaHasNoRoomForAreRefused) {
 // --- bad input ---------------------------------------------------------------------------------
 
 TEST(BadInput, FilesThatCannotBeShipped) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   expect_refused(run({"--file", folder / "nothing"}), kExitFile, "cannot open");
   expect_refused(run({"--file", folder.path().string()}), kExitFile, "is a directory");
@@ -354,7 +356,7 @@ TEST(BadInput, FilesThatCannotBeShipped) {
 }
 
 TEST(BadInput, OutputsThatCannotBeWritten) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   expect_refused(run({"--file", folder / "in", "--output-dir", folder / "in"}), kExitFile,
                  "is not a folder");
@@ -408,36 +410,36 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{{"replica", "--listen", "h:99999", "--output", "x"}, "port"}));
 
 TEST(BadInput, MoreConnectionsThanDescriptors) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   Program program(
-      {"--file", folder / "in", "--replicas", "64", "--connections", "100", "--window", "1"}, {},
-      1024);
-  const Ended ended = program.end();
+      {"--file", folder / "in", "--replicas", "64", "--connections", "100", "--window", "1"},
+      {.descriptors_max = 1024});
+  const Ended ended = program.finish();
   expect_refused(ended, kExitRdma, "file descriptors");
 }
 
 TEST(Replicate, AnOrdinaryDescriptorLimitIsEnough) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 100'000);
-  Program program({"--file", folder / "in", "--connections", "16", "--record-size", "1K"}, {},
-                  1024);
-  const Ended ended = program.end();
+  Program program({"--file", folder / "in", "--connections", "16", "--record-size", "1K"},
+                  {.descriptors_max = 1024});
+  const Ended ended = program.finish();
   EXPECT_EQ(ended.status, kExitOk) << ended.out << ended.err;
 }
 
 TEST(BadInput, AnAddressWithoutADevice) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   const Ended ended =
       run({"--file", folder / "in", "--address", "192.0.2.1", "--output-dir", folder / "out"});
   expect_refused(ended, kExitRdma, "192.0.2.1");
-  EXPECT_THAT(Folder().names(), IsEmpty());
+  EXPECT_THAT(TemporaryFolder().names(), IsEmpty());
   EXPECT_TRUE(fs::is_empty(folder / "out"));
 }
 
 TEST(BadInput, AnUnreachableReplica) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   std::string nobody;
   {
@@ -449,7 +451,7 @@ TEST(BadInput, AnUnreachableReplica) {
 }
 
 TEST(BadInput, APortThatIsTaken) {
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
   HandStarted holder(folder / "x");
   const std::string port = holder.port();
@@ -461,9 +463,9 @@ TEST(BadInput, APortThatIsTaken) {
 
 TEST(BadInput, WithoutADeviceItSaysWhatToDo) {
   if (std::getenv("RXE_ADDR") != nullptr) GTEST_SKIP() << "there is a device here";
-  Folder folder;
+  TemporaryFolder folder;
   write_file(folder / "in", 10);
-  const Ended ended = run({"--file", folder / "in"}, {{"LD_PRELOAD", ""}});
+  const Ended ended = run({"--file", folder / "in"}, {.environment = {{"LD_PRELOAD", ""}}});
   expect_refused(ended, kExitRdma, "softrdma-run");
 }
 

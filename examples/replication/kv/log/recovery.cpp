@@ -26,7 +26,7 @@ Status lost(const std::string& path, std::uint64_t offset, std::uint64_t index,
 /// A file with a readable header.
 struct Candidate {
   NamedFile file;
-  Fd fd;
+  Descriptor fd;
   std::uint64_t size = 0;
   format::SegmentHeader header;
   format::Activation activation;
@@ -65,7 +65,7 @@ class Examination {
 
   Status read_header(Candidate& candidate) {
     const std::string& path = candidate.file.path;
-    candidate.fd = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    candidate.fd = Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (candidate.fd.get() < 0) return system_failure("open '" + path + "'", errno);
     struct stat info {};
     if (::fstat(candidate.fd.get(), &info) != 0)

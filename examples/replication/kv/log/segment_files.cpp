@@ -59,17 +59,6 @@ Status rename_file(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) (void)::close(fd_);
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-Fd::~Fd() {
-  if (fd_ >= 0) (void)::close(fd_);
-}
-
 AlignedBytes allocate_aligned(std::size_t bytes) {
   auto* const memory = static_cast<std::byte*>(std::aligned_alloc(format::kBlock, bytes));
   SLUICE_CHECK(memory != nullptr, "no memory for a log's buffer");
@@ -131,7 +120,7 @@ Status sync_data(int fd, const std::string& path) {
 }
 
 Status sync_log_folder(const std::string& folder) {
-  const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return system_failure("open the folder '" + folder + "'", errno);
   if (::fsync(fd.get()) != 0) return system_failure("fsync the folder '" + folder + "'", errno);
   return {};
@@ -173,7 +162,7 @@ Result<FolderLock> FolderLock::take(const std::string& folder) {
     return system_failure("make the log's folder '" + folder + "'", errno);
   }
   const std::string path = folder + "/" + std::string(kLockName);
-  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (fd.get() < 0) return system_failure("open the log's lock '" + path + "'", errno);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return system_failure("lock '" + path + "'", errno);
@@ -189,8 +178,8 @@ Result<SegmentFile> open_segment(const std::string& path, const format::SegmentH
                                  bool direct) {
   SegmentFile file{path, header, {}};
   // Some file systems have no O_DIRECT (tmpfs before Linux 6.6).
-  if (direct) file.fd = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT));
-  if (file.fd.get() < 0) file.fd = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (direct) file.fd = Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT));
+  if (file.fd.get() < 0) file.fd = Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (file.fd.get() < 0) return system_failure("open '" + path + "'", errno);
   return file;
 }
@@ -327,7 +316,7 @@ void SegmentFiles::do_recycle(const std::string& path) {
 }
 
 /// A file of the right size whose contents do not matter. Not durable under its name yet.
-Result<Fd> SegmentFiles::blank_file(const std::string& path, bool& fresh) {
+Result<Descriptor> SegmentFiles::blank_file(const std::string& path, bool& fresh) {
   while (!free_.empty()) {  // bound: free_files_max
     const std::string candidate = std::move(free_.front());
     free_.pop_front();
@@ -335,14 +324,14 @@ Result<Fd> SegmentFiles::blank_file(const std::string& path, bool& fresh) {
     if (options_.prewrite && ::stat(candidate.c_str(), &info) == 0 &&
         static_cast<std::uint64_t>(info.st_size) == options_.segment_bytes) {
       SLUICE_RETURN_IF_ERROR(rename_file(candidate, path));
-      Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
       if (fd.get() < 0) return system_failure("open '" + path + "'", errno);
       fresh = false;
       return fd;
     }
     (void)::unlink(candidate.c_str());
   }
-  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (fd.get() < 0) return system_failure("make the log's file '" + path + "'", errno);
   fresh = true;
   const std::uint64_t size = options_.prewrite ? options_.segment_bytes : format::kEntriesAt;

@@ -19,23 +19,10 @@
 #include <vector>
 
 #include "format.hpp"
+#include "kv/descriptor.hpp"
 #include "sluice/core/status.hpp"
 
 namespace sluice::kv {
-
-/// An open descriptor; closed on destruction.
-class Fd {
- public:
-  Fd() noexcept = default;
-  explicit Fd(int fd) noexcept : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  [[nodiscard]] int get() const noexcept { return fd_; }
-
- private:
-  int fd_ = -1;
-};
 
 /// Memory that O_DIRECT takes.
 struct FreeAligned {
@@ -77,8 +64,8 @@ class FolderLock {
   static Result<FolderLock> take(const std::string& folder);
 
  private:
-  explicit FolderLock(Fd fd) noexcept : fd_(std::move(fd)) {}
-  Fd fd_;
+  explicit FolderLock(Descriptor fd) noexcept : fd_(std::move(fd)) {}
+  Descriptor fd_;
 };
 
 /// An open segment file that is ready to be written.
@@ -87,7 +74,7 @@ struct SegmentFile {
   format::SegmentHeader header;
   /// O_DIRECT where it was asked for and the file system has it. Reads go through it, too: beside
   /// direct writes the page cache may keep what was there before.
-  Fd fd;
+  Descriptor fd;
 };
 /// Opens one that is there. `direct` is a wish.
 [[nodiscard]] Result<SegmentFile> open_segment(const std::string& path,
@@ -135,7 +122,7 @@ class SegmentFiles {
   void run();
   void do_recycle(const std::string& path);
   [[nodiscard]] Result<SegmentFile> make(std::uint64_t generation);
-  [[nodiscard]] Result<Fd> blank_file(const std::string& path, bool& fresh);
+  [[nodiscard]] Result<Descriptor> blank_file(const std::string& path, bool& fresh);
 
   const FileOptions options_;
   mutable std::mutex mutex_;

@@ -575,8 +575,7 @@ void Primary::tend_in_sync(Clock::time_point now) {
     Lock lock(parts_.journal);
     if (change_asked_ || now < change_again_at_) return;
     // What was acknowledged in earlier terms comes before this term's first entry.
-    const std::uint64_t settled =
-        std::max(settled_.load(std::memory_order_relaxed), first_index_);
+    const std::uint64_t settled = std::max(settled_.load(std::memory_order_relaxed), first_index_);
     if (!proposed_) {
       std::vector<std::string> members = in_sync_.members;
       for (const auto& [status, alive] : replicas) {

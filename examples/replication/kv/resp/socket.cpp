@@ -81,10 +81,6 @@ Result<Listener> listen_at(const addrinfo& at) {
 
 }  // namespace
 
-void Descriptor::reset() noexcept {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
-
 Result<Listener> listen_on(const std::string& address, std::uint16_t port) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;

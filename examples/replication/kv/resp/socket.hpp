@@ -3,35 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
+#include "descriptor.hpp"
 #include "sluice/core/status.hpp"
 
 namespace sluice::kv {
-
-/// Owns a descriptor. Threads: one.
-class Descriptor {
- public:
-  Descriptor() noexcept = default;
-  explicit Descriptor(int fd) noexcept : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  ~Descriptor() { reset(); }
-
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
-  void reset() noexcept;
-
- private:
-  int fd_ = -1;
-};
 
 struct Listener {
   Descriptor fd;      ///< non-blocking, close-on-exec

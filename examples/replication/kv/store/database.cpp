@@ -2,6 +2,7 @@
 #include "kv/store/database.hpp"
 
 #include <rocksdb/cache.h>
+#include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
@@ -16,6 +17,7 @@
 namespace sluice::kv {
 namespace {
 
+constexpr int kFilesBeforeCompaction = 8;
 constexpr char kOwn = 0, kClients = 1;  ///< first byte of a key
 constexpr std::string_view kIdentityKey("\0identity", 9);
 constexpr std::string_view kPositionKey("\0position", 9);
@@ -79,14 +81,26 @@ Result<Pair> read_pair(rocksdb::DB& db, std::string_view key, rocksdb::ReadTier 
 
 rocksdb::Options options_for(const StoreOptions& options) {
   rocksdb::Options of;
-  of.write_buffer_size = options.write_buffer_bytes;
+  // What gathers before it comes here is more than that (Store), so each batch has its memtable.
+  of.write_buffer_size = options.write_buffer_bytes / 4;
   of.max_write_buffer_number = kMemtablesMax;
   of.max_background_jobs = options.background_threads;
   of.max_open_files = kOpenFilesMax;
   of.keep_log_file_num = kLogFilesKept;
   of.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  // What is written again soon is not worth the CPU of being compressed.
   of.compression = rocksdb::kLZ4Compression;
+  of.compression_per_level.assign(static_cast<std::size_t>(of.num_levels),
+                                  rocksdb::kLZ4Compression);
+  of.compression_per_level[0] = of.compression_per_level[1] = rocksdb::kNoCompression;
   of.level_compaction_dynamic_level_bytes = true;
+  // Files pile up for longer before they are merged, and then by threads that give way: the
+  // requests of clients come first, and writes are slowed down only when there are four times as
+  // many.
+  of.level0_file_num_compaction_trigger = kFilesBeforeCompaction;
+  of.level0_slowdown_writes_trigger = 4 * kFilesBeforeCompaction;
+  of.level0_stop_writes_trigger = 6 * kFilesBeforeCompaction;
+  of.env->LowerThreadPoolCPUPriority(rocksdb::Env::LOW);
   rocksdb::BlockBasedTableOptions table;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(kBloomBitsPerKey));
   table.no_block_cache = options.block_cache_bytes == 0;

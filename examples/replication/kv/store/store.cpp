@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "kv/store/store.hpp"
 
+#include <rocksdb/snapshot.h>
 #include <rocksdb/utilities/checkpoint.h>
+#include <rocksdb/write_batch.h>
 
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <condition_variable>
 #include <filesystem>
 #include <mutex>
 #include <shared_mutex>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "kv/store/database.hpp"
@@ -80,45 +85,62 @@ Status check(const StoreOptions& options) {
   return {};
 }
 
-/// What one apply() writes. Commands that have to read (INCR, DEL) see the batch's earlier ones
-/// through an index over it; a batch without such commands is spared the index.
+/// What was applied and is not in RocksDB yet: the latest state of each key that changed.
+struct Overlay {
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Value = std::optional<std::string>;  ///< nothing: removed
+  /// What a key takes beside its bytes, roughly.
+  static constexpr std::size_t kOverhead = 96;
+
+  std::unordered_map<std::string, Value, Hash, std::equal_to<>> keys;
+  std::size_t bytes = 0;
+  Store::Position last;  ///< the entry up to which it holds what was applied
+
+  [[nodiscard]] const Value* find(std::string_view key) const {
+    const auto found = keys.find(key);
+    return found == keys.end() ? nullptr : &found->second;
+  }
+  void put(std::string_view key, std::optional<std::string_view> value) {
+    auto found = keys.find(key);
+    if (found == keys.end()) {
+      found = keys.emplace(key, Value()).first;
+      bytes += kOverhead + key.size();
+    }
+    if (found->second) bytes -= found->second->size();
+    if (value) {
+      if (found->second)
+        found->second->assign(*value);  // its memory is used again
+      else
+        found->second.emplace(*value);
+      bytes += value->size();
+    } else {
+      found->second.reset();
+    }
+  }
+};
+
+/// What the commands of one apply() change, so that those which read (INCR, DEL) see the ones
+/// before them, and a failure in the middle changes nothing.
 class Batch {
  public:
-  Batch(rocksdb::DB& db, bool reads) : db_(db) {
-    if (reads)
-      indexed_.emplace(rocksdb::BytewiseComparator(), 0, /*overwrite_key=*/true);
-    else
-      plain_.emplace();
-  }
+  /// What a key held before the batch.
+  using Read = std::function<Result<Overlay::Value>(std::string_view key)>;
+  explicit Batch(Read read) : read_(std::move(read)) {}
 
-  [[nodiscard]] rocksdb::WriteBatchBase& base() {
-    if (indexed_) return *indexed_;
-    return *plain_;
+  void put(std::string_view key, std::optional<std::string_view> value) {
+    changed_.put(key, value);
   }
-  void put(std::string_view key, std::string_view value) {
-    must(base().Put(Database::user_key(key, key_), {value.data(), value.size()}));
+  [[nodiscard]] Result<Overlay::Value> read(std::string_view key) const {
+    if (const Overlay::Value* const value = changed_.find(key)) return *value;
+    return read_(key);
   }
-  void remove(std::string_view key) { must(base().Delete(Database::user_key(key, key_))); }
-  /// What the key holds after the commands so far; `value` is valid until the next call.
-  [[nodiscard]] Result<bool> read(std::string_view key, std::string_view& value) {
-    value_.Reset();
-    const auto status = indexed_->GetFromBatchAndDB(&db_, rocksdb::ReadOptions(),
-                                                    Database::user_key(key, key_), &value_);
-    if (status.IsNotFound()) return false;
-    if (!status.ok()) return from_rocksdb(status, "cannot read what an entry changes");
-    value = {value_.data(), value_.size()};
-    return true;
-  }
+  [[nodiscard]] const Overlay& changed() const noexcept { return changed_; }
 
  private:
-  static void must(const rocksdb::Status& status) {
-    SLUICE_CHECK(status.ok(), "a batch without a bound refused a key");
-  }
-  rocksdb::DB& db_;
-  std::optional<rocksdb::WriteBatch> plain_;
-  std::optional<rocksdb::WriteBatchWithIndex> indexed_;
-  std::string key_;
-  rocksdb::PinnableSlice value_;
+  Read read_;
+  Overlay changed_;
 };
 
 Result<Outcome> run(const Command& command, Batch& batch) {
@@ -133,22 +155,22 @@ Result<Outcome> run(const Command& command, Batch& batch) {
     case CommandKind::del:
       outcome.kind = Outcome::Kind::integer;
       command.each([&](const KeyValue& pair) {
-        std::string_view ignored;
         if (!failed.ok()) return;
-        const auto there = batch.read(pair.key, ignored);
+        const auto there = batch.read(pair.key);
         failed = there.status();
-        if (!there || !*there) return;
-        batch.remove(pair.key);
+        if (!there || !there->has_value()) return;
+        batch.put(pair.key, std::nullopt);
         ++outcome.integer;
       });
       break;
     case CommandKind::incr_by:
       command.each([&](const KeyValue& pair) {
-        std::string_view value;
-        const auto there = batch.read(pair.key, value);
+        const auto there = batch.read(pair.key);
         failed = there.status();
         if (!there) return;
-        outcome = increment(*there ? &value : nullptr, command.summand());
+        std::string_view value;
+        if (there->has_value()) value = **there;
+        outcome = increment(there->has_value() ? &value : nullptr, command.summand());
         if (!outcome.failed()) batch.put(pair.key, std::to_string(outcome.integer));
       });
       break;
@@ -172,9 +194,18 @@ class Store::Impl {
   Impl(std::string folder, StoreOptions options, StoreLock lock)
       : folder_(std::move(folder)), options_(std::move(options)), lock_(std::move(lock)) {}
 
+  ~Impl();
+
   [[nodiscard]] Status open();
   [[nodiscard]] Result<std::vector<Outcome>> apply(std::span<const Entry> entries);
-  [[nodiscard]] Result<Checkpoint> make_checkpoint(const std::string& to) const;
+  [[nodiscard]] Result<bool> get(std::string_view key, std::string& value) const;
+  /// Calls `found(i, value)` for the keys that are there, all of one moment.
+  template <typename Found>
+  [[nodiscard]] Status look_up(std::span<const std::string_view> keys, Found&& found) const;
+  [[nodiscard]] Status flush(bool wait);
+  [[nodiscard]] Status health() const;
+  [[nodiscard]] std::size_t overlay_bytes() const;
+  [[nodiscard]] Result<Checkpoint> make_checkpoint(const std::string& to);
   [[nodiscard]] Status install(const std::string& from);
 
   /// Calls `function` with the database in force, which stays meanwhile.
@@ -206,6 +237,13 @@ class Store::Impl {
   [[nodiscard]] Status refuse_data_without_store_file() const;
   [[nodiscard]] Status remove_all_but(std::optional<std::uint64_t> generation) const;
   [[nodiscard]] Status check_order(std::span<const Entry> entries) const;
+  [[nodiscard]] Result<Overlay::Value> value_of(std::string_view key) const;
+  [[nodiscard]] const Overlay::Value* find_in_memory(std::string_view key) const;
+  [[nodiscard]] Status make_room();
+  [[nodiscard]] Status merge();
+  [[nodiscard]] Status merge_frozen(const std::shared_ptr<const Overlay>& frozen);
+  void merge_in_background();
+  [[nodiscard]] Status flush_database(bool wait) const;
   [[nodiscard]] bool in_force(std::uint64_t generation) const;
   [[nodiscard]] Result<std::unique_ptr<Database>> move_in(const std::string& from,
                                                           const std::string& to,
@@ -232,6 +270,18 @@ class Store::Impl {
   mutable std::shared_mutex changing_;
   std::unique_ptr<Database> database_;
 
+  // What is not in RocksDB yet. Locks are taken in this order: writing_, merging_, memory_mutex_,
+  // changing_.
+  std::mutex merging_;                     ///< held by whoever merges or installs
+  mutable std::mutex memory_mutex_;        ///< guards what follows; nobody does I/O under it
+  Overlay active_;                         ///< what is applied goes here
+  Position merged_;                        ///< RocksDB has everything up to here
+  std::shared_ptr<const Overlay> frozen_;  ///< is being merged; older than active_
+  Status merge_failure_;
+  bool merge_wanted_ = false, flush_wanted_ = false, stop_ = false;
+  std::condition_variable merge_wake_;
+  std::thread merger_;
+
   mutable std::mutex position_mutex_;
   Position position_;
   std::atomic<std::uint64_t> applied_index_{0};
@@ -247,7 +297,20 @@ Status Store::Impl::open() {
   const auto position = database_->position(false);
   if (!position) return position.status();
   set_position(*position);
+  active_.last = merged_ = *position;
+  merger_ = std::thread([this] { merge_in_background(); });
   return {};
+}
+
+Store::Impl::~Impl() {
+  if (!merger_.joinable()) return;  // it was never open
+  {
+    const std::lock_guard lock(memory_mutex_);
+    stop_ = true;
+    merge_wake_.notify_all();
+  }
+  merger_.join();
+  (void)merge();  // a failure costs the time to apply it again; the database flushes as it closes
 }
 
 Status Store::Impl::open_folder() {
@@ -334,30 +397,234 @@ Result<std::vector<Outcome>> Store::Impl::apply(std::span<const Entry> entries) 
     if (!command) return command.status().with_context(entry_name(entry));
     commands_.push_back(*command);
   }
-  // Nobody else changes database_: writing_ is held.
-  Batch batch(database_->db(), std::ranges::any_of(commands_, reads));
-  outcomes.reserve(entries.size());
-  for (const Command& command : commands_) {
-    const auto outcome = run(command, batch);
-    if (!outcome) return outcome.status();
-    outcomes.push_back(*outcome);
-  }
+  SLUICE_RETURN_IF_ERROR(make_room());
   const Position position{entries.back().epoch, entries.back().index};
-  Database::put_position(batch.base(), position);
-  rocksdb::WriteOptions write;
-  write.disableWAL = true;
-  const auto status = database_->db().Write(write, batch.base().GetWriteBatch());
-  if (!status.ok()) return from_rocksdb(status, "the store in " + folder_ + " takes no writes");
+  outcomes.reserve(entries.size());
+  if (std::ranges::none_of(commands_, reads)) {  // nothing can fail: straight to where it goes
+    const std::lock_guard memory(memory_mutex_);
+    for (const Command& command : commands_) {
+      command.each([&](const KeyValue& pair) { active_.put(pair.key, pair.value); });
+      outcomes.emplace_back();
+    }
+    active_.last = position;
+  } else {
+    Batch batch([this](std::string_view key) { return value_of(key); });
+    for (const Command& command : commands_) {
+      const auto outcome = run(command, batch);
+      if (!outcome) return outcome.status();
+      outcomes.push_back(*outcome);
+    }
+    const std::lock_guard memory(memory_mutex_);
+    for (const auto& [key, value] : batch.changed().keys)
+      active_.put(key, value ? std::optional<std::string_view>(*value) : std::nullopt);
+    active_.last = position;
+  }
   set_position(position);
   return outcomes;
 }
 
+// --- between memory and RocksDB ------------------------------------------------------------------
+
+/// Under memory_mutex_.
+const Overlay::Value* Store::Impl::find_in_memory(std::string_view key) const {
+  if (const auto* const value = active_.find(key)) return value;
+  return frozen_ != nullptr ? frozen_->find(key) : nullptr;
+}
+
+Result<bool> Store::Impl::get(std::string_view key, std::string& value) const {
+  value.clear();
+  {
+    const std::lock_guard memory(memory_mutex_);
+    if (const auto* const found = find_in_memory(key)) {
+      if (*found) value = **found;
+      return found->has_value();
+    }
+  }
+  // What is merged meanwhile is newer or the same: then this read came after it.
+  return with_database([&](Database& database) -> Result<bool> {
+    std::string space;
+    rocksdb::DB& db = database.db();
+    rocksdb::PinnableSlice found(&value);  // what is not pinned is in `value` already
+    const auto status = db.Get(rocksdb::ReadOptions(), db.DefaultColumnFamily(),
+                               Database::user_key(key, space), &found);
+    if (status.IsNotFound()) return false;
+    if (!status.ok()) return from_rocksdb(status, "cannot read a key in " + database.folder());
+    if (found.IsPinned()) value.assign(found.data(), found.size());
+    return true;
+  });
+}
+
+Result<Overlay::Value> Store::Impl::value_of(std::string_view key) const {
+  std::string value;
+  const auto there = get(key, value);
+  if (!there) return there.status();
+  return *there ? Overlay::Value(std::move(value)) : Overlay::Value();
+}
+
+template <typename Found>
+Status Store::Impl::look_up(std::span<const std::string_view> keys, Found&& found) const {
+  std::vector<std::size_t> elsewhere;
+  std::unique_lock memory(memory_mutex_);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto* const value = find_in_memory(keys[i]);
+    if (value == nullptr)
+      elsewhere.push_back(i);
+    else if (*value)
+      found(i, rocksdb::Slice(**value));
+  }
+  if (elsewhere.empty()) return {};
+  return with_database([&](Database& database) -> Status {
+    // The rest is of the same moment: none of these keys is in memory, and what is merged or
+    // applied from here on is not in the snapshot.
+    rocksdb::DB& db = database.db();
+    rocksdb::ManagedSnapshot snapshot(&db);
+    memory.unlock();
+    rocksdb::ReadOptions options;
+    options.snapshot = snapshot.snapshot();
+    std::vector<std::string> space(elsewhere.size());
+    std::vector<rocksdb::Slice> slices(elsewhere.size());
+    for (std::size_t i = 0; i < elsewhere.size(); ++i)
+      slices[i] = Database::user_key(keys[elsewhere[i]], space[i]);
+    std::vector<rocksdb::PinnableSlice> values(elsewhere.size());
+    std::vector<rocksdb::Status> statuses(elsewhere.size());
+    db.MultiGet(options, db.DefaultColumnFamily(), elsewhere.size(), slices.data(), values.data(),
+                statuses.data());
+    for (std::size_t i = 0; i < elsewhere.size(); ++i) {
+      if (statuses[i].IsNotFound()) continue;
+      if (!statuses[i].ok())
+        return from_rocksdb(statuses[i], "cannot read a key in " + database.folder());
+      found(elsewhere[i], values[i]);
+    }
+    return {};
+  });
+}
+
+/// Before a batch is applied: has what gathered merged, and waits for it if that is slower.
+Status Store::Impl::make_room() {
+  const std::size_t most = options_.write_buffer_bytes / 2;
+  bool late = false;
+  {
+    const std::lock_guard memory(memory_mutex_);
+    late = active_.bytes >= 2 * most || !merge_failure_.ok();
+    if (active_.bytes >= most && !merge_wanted_) {
+      merge_wanted_ = true;
+      merge_wake_.notify_all();
+    }
+  }
+  return late ? merge() : Status();
+}
+
+/// Has everything that was applied before the call in RocksDB when it returns.
+Status Store::Impl::merge() {
+  const std::lock_guard merging(merging_);
+  for (int turn = 0; turn < 2; ++turn) {  // what was left by a failure, and what came since
+    std::shared_ptr<const Overlay> frozen;
+    {
+      const std::lock_guard memory(memory_mutex_);
+      const bool left = frozen_ != nullptr;
+      if (!left) {
+        if (active_.last == Position{} || active_.last == merged_) return {};
+        const Position last = active_.last;
+        frozen_ = std::make_shared<const Overlay>(std::exchange(active_, Overlay()));
+        active_.last = last;
+      }
+      frozen = frozen_;
+      if (!left) turn = 1;
+    }
+    const Status status = merge_frozen(frozen);
+    const std::lock_guard memory(memory_mutex_);
+    merge_failure_ = status;
+    if (!status.ok()) return status;
+    merged_ = frozen->last;
+    frozen_.reset();
+  }
+  return {};
+}
+
+/// In the order of the keys: RocksDB then finds each place beside the one before. Each batch is
+/// larger than a memtable may be, so it goes into one of its own.
+Status Store::Impl::merge_frozen(const std::shared_ptr<const Overlay>& frozen) {
+  std::vector<const std::pair<const std::string, Overlay::Value>*> sorted;
+  sorted.reserve(frozen->keys.size());
+  for (const auto& key : frozen->keys) sorted.push_back(&key);
+  std::ranges::sort(sorted, {}, [](const auto* key) -> const std::string& { return key->first; });
+  rocksdb::WriteBatch batch;
+  std::string space;
+  for (const auto* const key : sorted) {
+    const auto status = key->second ? batch.Put(Database::user_key(key->first, space), *key->second)
+                                    : batch.Delete(Database::user_key(key->first, space));
+    SLUICE_CHECK(status.ok(), "a batch without a bound refused a key");
+  }
+  Database::put_position(batch, frozen->last);
+  return with_database([&](Database& database) -> Status {
+    rocksdb::WriteOptions write;
+    write.disableWAL = true;
+    const auto status = database.db().Write(write, &batch);
+    if (!status.ok()) return from_rocksdb(status, "the store in " + folder_ + " takes no writes");
+    return {};
+  });
+}
+
+void Store::Impl::merge_in_background() {
+  pthread_setname_np(pthread_self(), "kv-store");
+  for (;;) {
+    bool flush = false;
+    {
+      std::unique_lock memory(memory_mutex_);
+      merge_wake_.wait(memory, [this] { return stop_ || merge_wanted_ || flush_wanted_; });
+      if (stop_) return;
+      flush = std::exchange(flush_wanted_, false);
+      merge_wanted_ = false;
+    }
+    if (!merge().ok()) continue;  // whoever applies is told
+    if (!flush) continue;
+    const Status status = flush_database(false);
+    const std::lock_guard memory(memory_mutex_);
+    merge_failure_ = status;
+  }
+}
+
+Status Store::Impl::flush(bool wait) {
+  if (!wait) {
+    const std::lock_guard memory(memory_mutex_);
+    flush_wanted_ = true;
+    merge_wake_.notify_all();
+    return merge_failure_;
+  }
+  SLUICE_RETURN_IF_ERROR(merge());
+  return flush_database(true);
+}
+
+Status Store::Impl::flush_database(bool wait) const {
+  return with_database([&](Database& database) -> Status {
+    rocksdb::FlushOptions options;
+    options.wait = wait;
+    options.allow_write_stall = true;  // whoever asks for it wants it now
+    const auto status = database.db().Flush(options);
+    if (!status.ok())
+      return from_rocksdb(status, "cannot write to the store in " + database.folder());
+    return {};
+  });
+}
+
+Status Store::Impl::health() const {
+  SLUICE_RETURN_IF_ERROR(with_database([](Database& database) { return database.health(); }));
+  const std::lock_guard memory(memory_mutex_);
+  return merge_failure_;
+}
+
+std::size_t Store::Impl::overlay_bytes() const {
+  const std::lock_guard memory(memory_mutex_);
+  return active_.bytes + (frozen_ != nullptr ? frozen_->bytes : 0);
+}
+
 // --- checkpoints -------------------------------------------------------------------------------
 
-Result<Checkpoint> Store::Impl::make_checkpoint(const std::string& to) const {
+Result<Checkpoint> Store::Impl::make_checkpoint(const std::string& to) {
   std::error_code ignored;
   if (std::filesystem::exists(to, ignored))
     return Status(StatusCode::invalid_argument, "a checkpoint needs a new folder; there is " + to);
+  SLUICE_RETURN_IF_ERROR(merge());
   const Status made = with_database([&](Database& database) -> Status {
     rocksdb::Checkpoint* maker = nullptr;
     auto status = rocksdb::Checkpoint::Create(&database.db(), &maker);
@@ -427,6 +694,7 @@ Status Store::Impl::install(const std::string& from) {
   SLUICE_RETURN_IF_ERROR(sync_folder(from));
 
   const std::lock_guard lock(writing_);
+  const std::lock_guard merging(merging_);
   const std::uint64_t next = generation_ + 1;
   const std::string to = path(database_name(next));
   auto opened = move_in(from, to, *checkpoint);
@@ -441,8 +709,13 @@ Status Store::Impl::install(const std::string& from) {
   }
   std::unique_ptr<Database> old;
   {
+    const std::lock_guard memory(memory_mutex_);
     const std::unique_lock alone(changing_);
     old = std::exchange(database_, std::move(*opened));
+    active_ = Overlay();
+    frozen_.reset();
+    merge_failure_ = Status();
+    active_.last = merged_ = {checkpoint->epoch, checkpoint->index};
     set_position({checkpoint->epoch, checkpoint->index});
   }
   generation_ = next;
@@ -486,60 +759,21 @@ Result<std::vector<Outcome>> Store::apply(std::span<const Entry> entries) {
 }
 
 Result<bool> Store::get(std::string_view key, std::string& value) const {
-  return impl_->with_database([&](Database& database) -> Result<bool> {
-    std::string memory;
-    rocksdb::DB& db = database.db();
-    value.clear();
-    rocksdb::PinnableSlice found(&value);  // what is not pinned is in `value` already
-    const auto status = db.Get(rocksdb::ReadOptions(), db.DefaultColumnFamily(),
-                               Database::user_key(key, memory), &found);
-    if (status.IsNotFound()) return false;
-    if (!status.ok()) return from_rocksdb(status, "cannot read a key in " + database.folder());
-    if (found.IsPinned()) value.assign(found.data(), found.size());
-    return true;
-  });
+  return impl_->get(key, value);
 }
-
-namespace {
-
-/// Looks up many keys in one state of the database; `found(i, slice)` for those that are there.
-template <typename Found>
-Status look_up(Database& database, std::span<const std::string_view> keys, Found&& found) {
-  std::vector<std::string> memory(keys.size());
-  std::vector<rocksdb::Slice> slices(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) slices[i] = Database::user_key(keys[i], memory[i]);
-  std::vector<rocksdb::PinnableSlice> values(keys.size());
-  std::vector<rocksdb::Status> statuses(keys.size());
-  rocksdb::DB& db = database.db();
-  db.MultiGet(rocksdb::ReadOptions(), db.DefaultColumnFamily(), keys.size(), slices.data(),
-              values.data(), statuses.data());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (statuses[i].IsNotFound()) continue;
-    if (!statuses[i].ok())
-      return from_rocksdb(statuses[i], "cannot read a key in " + database.folder());
-    found(i, values[i]);
-  }
-  return {};
-}
-
-}  // namespace
 
 Result<std::vector<std::optional<std::string>>> Store::mget(
     std::span<const std::string_view> keys) const {
   std::vector<std::optional<std::string>> values(keys.size());
-  SLUICE_RETURN_IF_ERROR(impl_->with_database([&](Database& database) {
-    return look_up(database, keys, [&](std::size_t i, const rocksdb::Slice& value) {
-      values[i] = value.ToString();
-    });
-  }));
+  SLUICE_RETURN_IF_ERROR(impl_->look_up(
+      keys, [&](std::size_t i, const rocksdb::Slice& value) { values[i] = value.ToString(); }));
   return values;
 }
 
 Result<std::uint64_t> Store::exists(std::span<const std::string_view> keys) const {
   std::uint64_t count = 0;
-  SLUICE_RETURN_IF_ERROR(impl_->with_database([&](Database& database) {
-    return look_up(database, keys, [&](std::size_t, const rocksdb::Slice&) { ++count; });
-  }));
+  SLUICE_RETURN_IF_ERROR(
+      impl_->look_up(keys, [&](std::size_t, const rocksdb::Slice&) { ++count; }));
   return count;
 }
 
@@ -562,15 +796,7 @@ Result<std::uint64_t> Store::durable_applied_index() const {
 }
 
 Status Store::flush(bool wait) {
-  return impl_->with_database([&](Database& database) -> Status {
-    rocksdb::FlushOptions options;
-    options.wait = wait;
-    options.allow_write_stall = true;  // whoever asks for it wants it now
-    const auto status = database.db().Flush(options);
-    if (!status.ok())
-      return from_rocksdb(status, "cannot write to the store in " + database.folder());
-    return {};
-  });
+  return impl_->flush(wait);
 }
 
 Result<Checkpoint> Store::make_checkpoint(const std::string& folder) const {
@@ -586,17 +812,19 @@ std::string Store::incoming() const {
 }
 
 Status Store::health() const {
-  return impl_->with_database([](Database& database) { return database.health(); });
+  return impl_->health();
 }
 
 Store::Numbers Store::numbers() const {
-  return impl_->with_database([](Database& database) {
+  const std::size_t in_memory = impl_->overlay_bytes();
+  return impl_->with_database([in_memory](Database& database) {
     Numbers numbers;
     rocksdb::DB& db = database.db();
     // A property that RocksDB does not have stays 0.
     (void)db.GetIntProperty(rocksdb::DB::Properties::kEstimateNumKeys, &numbers.keys_estimate);
     (void)db.GetIntProperty(rocksdb::DB::Properties::kSizeAllMemTables, &numbers.memory_bytes);
     (void)db.GetIntProperty(rocksdb::DB::Properties::kLiveSstFilesSize, &numbers.file_bytes);
+    numbers.memory_bytes += in_memory;
     return numbers;
   });
 }

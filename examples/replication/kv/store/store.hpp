@@ -20,8 +20,8 @@ namespace sluice::kv {
 struct StoreOptions {
   /// Whose data this is; not 0. A folder of another cluster is refused.
   std::uint64_t cluster_id = 0;
-  /// What may lie in memory before RocksDB writes it to files by itself: so much of the log has to
-  /// be applied again after a crash, at most, and twice that stays in memory. 64 KiB..4 GiB
+  /// What may lie in memory before it is written to files: so much of the log has to be applied
+  /// again after a crash, about, and up to three times that is in memory. 64 KiB..4 GiB
   std::size_t write_buffer_bytes = std::size_t{64} << 20;
   std::size_t block_cache_bytes = std::size_t{64} << 20;  ///< of what is read; 0: none
   std::int32_t background_threads = 2;                    ///< flushes and compactions; 1..64
@@ -32,11 +32,12 @@ struct StoreOptions {
 
 /// The state machine: a RocksDB that log entries are applied to, in their order, each once.
 ///
-/// The replicated log is the write-ahead log, so RocksDB's own is off: a write costs one copy into
-/// its memtable. Each WriteBatch carries the position of its last entry beside the data, in the
-/// same column family, and a memtable is flushed as a whole: whatever a crash leaves is the state
-/// after some entry, and says after which. What the memtables held is lost with the process; the
-/// log from applied_index() + 1 on brings it back (invariants: README.md).
+/// The replicated log is the write-ahead log, so RocksDB's own is off. What is applied gathers in
+/// a map, which a thread of this store's own puts into RocksDB when it is large: one WriteBatch,
+/// sorted, with the position of its last entry beside the data, in the same column family; and a
+/// memtable is flushed as a whole. So whatever a crash leaves is the state after some entry, and
+/// says after which. What memory held is lost with the process; the log from applied_index() + 1 on
+/// brings it back (invariants: README.md).
 ///
 /// In the folder:
 ///     LOCK        held while it is open
@@ -48,7 +49,8 @@ struct StoreOptions {
 /// else. apply, flush, make_checkpoint, install_checkpoint: any thread; apply and
 /// install_checkpoint go one at a time (a mutex), the others run beside them.
 /// Blocking: apply blocks when RocksDB stalls writes (its files cannot be merged as fast as they
-/// are made); flush(true) and the checkpoints do disk work as long as it takes.
+/// are made) and memory is used up; flush(true) and the checkpoints do disk work as long as it
+/// takes.
 class Store {
  public:
   struct Entry {

@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, LogBehindADispatcher, ::testing::Bool(), [](const
 
 TEST_P(LogBehindADispatcher, CommitsInGroupsWhatComesMeanwhile) {
   constexpr std::uint64_t kMany = 3000;
-  const TempFolder temp;
+  const TemporaryFolder temp;
   LogOptions options = small_options();
   options.dsync = GetParam();
   options.pending_bytes_max = 20'000;
@@ -107,7 +107,7 @@ TEST_P(LogBehindADispatcher, CommitsInGroupsWhatComesMeanwhile) {
 
 // What was told to be durable is there after kill -9, and what else there is, is whole.
 TEST(LogProcess, KilledInTheMiddleItHasWhatItAcknowledged) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   std::uint64_t had = 0;
   for (int round = 0; round < 8; ++round) {
     int pipe[2];

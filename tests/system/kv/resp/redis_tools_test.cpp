@@ -107,7 +107,8 @@ TEST_P(RedisTools, BenchmarkRunsWithPipelining) {
   const ToolResult result =
       benchmark({"-a", "pass", "-t", "set,get,ping,mset,incr", "-n", "32000", "-P", "16", "-q"});
   EXPECT_EQ(result.status, 0) << result.out;
-  for (const char* const test : {"PING_INLINE", "PING_MBULK", "SET", "GET", "INCR", "MSET (10 keys)"})
+  for (const char* const test :
+       {"PING_INLINE", "PING_MBULK", "SET", "GET", "INCR", "MSET (10 keys)"})
     EXPECT_THAT(result.out, HasSubstr(std::string(test) + ": ")) << test;
   EXPECT_THAT(result.out, Not(HasSubstr("rror")));
   EXPECT_THAT(result.out, Not(HasSubstr("WARN")));

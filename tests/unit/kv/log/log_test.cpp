@@ -16,7 +16,7 @@ namespace {
 // --- appending and reading ----------------------------------------------------------------------
 
 TEST(Log, BeginsEmpty) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   EXPECT_EQ(log->first_index(), 1u);
   EXPECT_EQ(log->last_index(), 0u);
@@ -30,7 +30,7 @@ TEST(Log, BeginsEmpty) {
 }
 
 TEST(Log, GivesWhatWasAppendedBeforeAndAfterItIsDurableAndOpenedAgain) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   {
     const auto log = open(temp / "log");
@@ -59,7 +59,7 @@ TEST(Log, GivesWhatWasAppendedBeforeAndAfterItIsDurableAndOpenedAgain) {
 }
 
 TEST(Log, ReadsAPieceAtATimeFromAnyEntryOn) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   Contents expected;
   for (int i = 0; i < 2000; ++i) {
@@ -88,7 +88,7 @@ TEST(Log, ReadsAPieceAtATimeFromAnyEntryOn) {
 }
 
 TEST(Log, RefusesWhatDoesNotFollow) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   const Bytes payload(10);
   EXPECT_EQ(log->append(0, payload).status().code(), StatusCode::rejected);
@@ -108,7 +108,7 @@ TEST(Log, RefusesWhatDoesNotFollow) {
 }
 
 TEST(Log, HoldsNoMoreThanItMayThatIsNotDurable) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   LogOptions options = small_options();
   options.pending_bytes_max = 10'000;
   const auto log = open(temp / "log", options);
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, LogGroups,
                          [](const auto& way) { return std::string(way.param.name); });
 
 TEST_P(LogGroups, BecomeDurableOneAfterTheOther) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log", options());
   Contents expected;
@@ -179,7 +179,7 @@ TEST_P(LogGroups, BecomeDurableOneAfterTheOther) {
 // Nothing but a power cut would show that a sync is missing: so this looks at what the kernel is
 // asked for.
 TEST_P(LogGroups, AskForDurabilityOfWhatTheyWrite) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log", options());
   (void)require(log->append(1, Bytes(5000)));
@@ -203,7 +203,7 @@ TEST_P(LogGroups, AskForDurabilityOfWhatTheyWrite) {
 // Completions in an order of the test's: what is durable never has a gap.
 TEST_P(LogGroups, CountOnlyBehindThoseBeforeThem) {
   if (GetParam().groups == 1) return;  // the others show it
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log", options());
   for (int i = 0; i < 4; ++i) {
@@ -227,7 +227,7 @@ TEST_P(LogGroups, CountOnlyBehindThoseBeforeThem) {
 
 // The numbers are the kernel's, but for one: a disk that fails cannot be had at will.
 TEST_P(LogGroups, AfterAFailedSyncNothingIsAcknowledgedAnyMore) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   {
     const auto log = open(temp / "log", options());
@@ -263,7 +263,7 @@ TEST_P(LogGroups, AfterAFailedSyncNothingIsAcknowledgedAnyMore) {
 }
 
 TEST_P(LogGroups, AreWrittenAgainWhenAWriteWasCancelledOrShort) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log", options());
   Contents expected;
@@ -302,7 +302,7 @@ TEST_P(LogGroups, AreWrittenAgainWhenAWriteWasCancelledOrShort) {
 }
 
 TEST(Log, WaitsForRoomOnTheRing) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring(2);
   const auto log = open(temp / "log");
   (void)require(log->append(1, Bytes(10)));
@@ -320,7 +320,7 @@ TEST(Log, WaitsForRoomOnTheRing) {
 // --- cutting and trimming -----------------------------------------------------------------------
 
 TEST(Log, TruncatedItGoesOnAsIfTheRestHadNeverBeen) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   {
     const auto log = open(temp / "log");
@@ -364,7 +364,7 @@ TEST(Log, TruncatedItGoesOnAsIfTheRestHadNeverBeen) {
 }
 
 TEST(Log, IsNotTruncatedWhileGroupsAreOnARing) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log");
   (void)require(log->append(1, Bytes(10)));
@@ -376,7 +376,7 @@ TEST(Log, IsNotTruncatedWhileGroupsAreOnARing) {
 }
 
 TEST(Log, RestartedItBeginsWhereACheckpointEnds) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   {
     const auto log = open(temp / "log");
@@ -405,7 +405,7 @@ TEST(Log, RestartedItBeginsWhereACheckpointEnds) {
 }
 
 TEST(Log, TrimmedSegmentsAreUsedAgainAndWhatTheyHeldNeverComesBack) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   const auto log = open(temp / "log");
   for (int round = 0; round < 60; ++round) {
@@ -437,7 +437,7 @@ TEST(Log, TrimmedSegmentsAreUsedAgainAndWhatTheyHeldNeverComesBack) {
 
 TEST(Log, AnEntryOfOneSegmentNeverPassesInAnother) {
   // Two lives of one file with the same entries: byte by byte the same but for the salt.
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   Contents expected;
   for (int i = 0; i < 10; ++i) append(*log, expected, 3000);
@@ -463,7 +463,7 @@ TEST(Log, AnEntryOfOneSegmentNeverPassesInAnother) {
 // --- what the system refuses --------------------------------------------------------------------
 
 TEST(LogRefused, AFolderInUse) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   const Status status = open_status(temp / "log");
   EXPECT_EQ(status.code(), StatusCode::already_owned);
@@ -472,7 +472,7 @@ TEST(LogRefused, AFolderInUse) {
 }
 
 TEST(LogRefused, AnotherCluster) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)open(temp / "log");
   const Status status = open_status(temp / "log", small_options(), "other");
   EXPECT_EQ(status.code(), StatusCode::rejected);
@@ -482,7 +482,7 @@ TEST(LogRefused, AnotherCluster) {
 }
 
 TEST(LogRefused, OptionsThatCannotWork) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   LogOptions options = small_options();
   options.segment_bytes = 5000;
   EXPECT_EQ(open_status(temp / "log", options).code(), StatusCode::invalid_argument);
@@ -499,7 +499,7 @@ TEST(LogRefused, OptionsThatCannotWork) {
 }
 
 TEST(LogRefused, AFolderThatIsNone) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   EXPECT_EQ(open_status(temp / "none/log").code(), StatusCode::io_error);
   std::ofstream(temp / "file") << "x";
   EXPECT_EQ(open_status(temp / "file").code(), StatusCode::io_error);
@@ -509,7 +509,7 @@ TEST(LogRefused, AFolderThatIsNone) {
 
 // A link that the next file is written through: the kernel's own "no space left on device".
 TEST(LogRefused, ADiskThatIsFullHoldsUpWhatComesAndLosesNothing) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   const auto log = open(temp / "log");
   append(*log, expected, 100);
@@ -547,7 +547,7 @@ TEST(LogRefused, ADiskThatIsFullHoldsUpWhatComesAndLosesNothing) {
 }
 
 TEST(LogRefused, AFileThatMayNotGrow) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -564,7 +564,7 @@ TEST(LogRefused, AFileThatMayNotGrow) {
 
 // A real error of a write that was prewritten: the limit came down behind our back.
 TEST(LogRefused, AWriteThatFailsEndsTheLogAndKeepsWhatWasDurable) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected;
   std::signal(SIGXFSZ, SIG_IGN);
   {
@@ -593,13 +593,13 @@ TEST(LogRefusedDeathTest, AnotherThreadsUse) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
       {
-        const TempFolder temp;
+        const TemporaryFolder temp;
         const auto log = open(temp / "log");
         (void)log->append(1, Bytes(1));
         std::thread([&] { (void)log->append(1, Bytes(1)); }).join();
       },
       "driven by one thread");
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   (void)require(log->append(1, Bytes(1)));
   log->release_thread();
@@ -611,7 +611,7 @@ TEST(LogRefusedDeathTest, AnotherThreadsUse) {
 }
 
 TEST(Log, EraseLeavesAFolderToBeginAnewIn) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   {
     const auto log = open(temp / "log");
     (void)require(log->append(1, Bytes(1)));
@@ -624,7 +624,7 @@ TEST(Log, EraseLeavesAFolderToBeginAnewIn) {
 }
 
 TEST(Log, DescribeSaysWhatIsThere) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   {
     const auto log = open(temp / "log");
     for (int i = 0; i < 50; ++i) (void)require(log->append(2, Bytes(3000)));

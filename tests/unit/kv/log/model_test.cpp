@@ -21,7 +21,7 @@ struct Model {
 
 class Run {
  public:
-  Run(bool direct, TempFolder::Where where) : temp_(where) {
+  Run(bool direct, const fs::path& where) : temp_(where) {
     options_.segment_bytes = (4 + *rc::gen::inRange<std::uint64_t>(0, 6)) * 4096;
     options_.chunk_bytes = (2 + *rc::gen::inRange<std::size_t>(0, 3)) * 4096;
     options_.tail_bytes = *rc::gen::inRange<std::size_t>(0, 5) * 4096;
@@ -204,7 +204,7 @@ class Run {
     }
   }
 
-  TempFolder temp_;
+  TemporaryFolder temp_;
   LogOptions options_;
   std::shared_ptr<uring::Ring> ring_;
   std::unique_ptr<Log> log_;
@@ -213,14 +213,14 @@ class Run {
 };
 
 RC_GTEST_PROP(LogModel, AnyOrderOfEventsGivesWhatTheModelHas, ()) {
-  Run run(false, TempFolder::memory);
+  Run run(false, in_memory());
   const int steps = *rc::gen::inRange(1, 300);
   for (int i = 0; i < steps; ++i) run.step();
   run.check_all();
 }
 
 RC_GTEST_PROP(LogModel, OnADiskToo, ()) {
-  Run run(true, TempFolder::disk);
+  Run run(true, fs::path());
   const int steps = *rc::gen::inRange(1, 25);
   for (int i = 0; i < steps; ++i) run.step();
   run.check_all();

@@ -53,7 +53,7 @@ struct Reader {
 };
 
 TEST(LogReaders, SeeWholeEntriesWhileTheLogIsWrittenTrimmedAndUsedAgain) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto ring = make_ring();
   const auto log = open(temp / "log");
   std::atomic<bool> stop{false};
@@ -87,7 +87,7 @@ TEST(LogReaders, SeeWholeEntriesWhileTheLogIsWrittenTrimmedAndUsedAgain) {
 }
 
 TEST(LogReaders, SeeNoDamageWhileTheLogIsTruncated) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   const auto log = open(temp / "log");
   std::atomic<bool> stop{false};
   Reader one, other;

@@ -41,7 +41,8 @@ void expect_prefix_or_refused(const std::string& folder, const Contents& expecte
 }
 
 /// A small log with its clean copy in `temp`/clean. `fill`: entries (size each), synced in groups.
-Contents make_log(const TempFolder& temp, const std::vector<std::vector<std::size_t>>& groups) {
+Contents make_log(const TemporaryFolder& temp,
+                  const std::vector<std::vector<std::size_t>>& groups) {
   Contents expected;
   const auto log = open(temp / "clean", tiny_options());
   for (const auto& group : groups) {
@@ -102,7 +103,7 @@ void zero(const std::string& path, std::uint64_t from, std::uint64_t count) {
 // --- every byte ---------------------------------------------------------------------------------
 
 TEST(Recovery, CutAtEveryByteItIsAPrefixAndSaysSo) {
-  const TempFolder temp(TempFolder::memory);
+  const TemporaryFolder temp(in_memory());
   const Contents expected = make_log(temp, {{100, 200}, {50}, {1000, 30}});
   copy_folder(temp / "clean", temp / "log");
   const std::string path = used_files(temp / "log").at(0);
@@ -134,7 +135,7 @@ TEST(Recovery, CutAtEveryByteItIsAPrefixAndSaysSo) {
 }
 
 TEST(Recovery, WithAnyByteFlippedItIsRefusedOrAPrefixThatSaysSo) {
-  const TempFolder temp(TempFolder::memory);
+  const TemporaryFolder temp(in_memory());
   // Two used segments, several groups each, entries that cross blocks.
   const Contents expected =
       make_log(temp, {{100, 20}, {3000, 2000}, {64}, {500, 40, 41}, {5000}, {300}});
@@ -156,7 +157,7 @@ TEST(Recovery, WithAnyByteFlippedItIsRefusedOrAPrefixThatSaysSo) {
 }
 
 TEST(Recovery, WithAnyBlockMissingItIsRefusedOrAPrefix) {
-  const TempFolder temp(TempFolder::memory);
+  const TemporaryFolder temp(in_memory());
   const Contents expected =
       make_log(temp, {{100, 20}, {3000, 2000}, {64}, {500, 40, 41}, {5000}, {300}});
   for (const std::string& name : segment_files(temp / "clean")) {
@@ -188,7 +189,7 @@ TEST(Recovery, WithAnyBlockMissingItIsRefusedOrAPrefix) {
 
 // Where old entries lie behind the end, no zeros tell that something is wrong.
 TEST(Recovery, ADamagedLastEntryOfAFileThatIsUsedAgainIsTold) {
-  const TempFolder temp(TempFolder::memory);
+  const TemporaryFolder temp(in_memory());
   std::uint64_t last = 0;
   {
     const auto log = open(temp / "clean", tiny_options());
@@ -214,7 +215,7 @@ TEST(Recovery, ADamagedLastEntryOfAFileThatIsUsedAgainIsTold) {
 }
 
 TEST(Recovery, ATornGroupIsCutOffAndTheLogGoesOnBehindIt) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected = make_log(temp, {{100}, {200, 3000, 3000, 500}});
   const std::string path = used_files(temp / "clean").at(0);
   zero(path, 3 * 4096 + 4096, 4096);  // the second block of the second group did not get there
@@ -234,7 +235,7 @@ TEST(Recovery, ATornGroupIsCutOffAndTheLogGoesOnBehindIt) {
 }
 
 TEST(Recovery, AHoleInTheLastGroupIsToldWithWhatIsBehindIt) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   // The last group's entries begin on blocks, so that what survives is found.
   (void)make_log(temp, {{100}, {4048, 4048}});
   const std::string path = used_files(temp / "clean").at(0);
@@ -248,7 +249,7 @@ TEST(Recovery, AHoleInTheLastGroupIsToldWithWhatIsBehindIt) {
 }
 
 TEST(Recovery, GarbageBehindTheEndOfANewFileIsTold) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{100}});
   const std::string path = used_files(temp / "clean").at(0);
   flip(path, 3 * 4096 + 77, std::byte{5});
@@ -260,7 +261,7 @@ TEST(Recovery, GarbageBehindTheEndOfANewFileIsTold) {
 }
 
 TEST(Recovery, ADamagedMiddleIsRefusedWithFileOffsetEntryAndWhatToDo) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{100}, {200}, {300}});
   const std::string path = used_files(temp / "clean").at(0);
   const std::uint64_t at = offset_of(path, 2);
@@ -280,7 +281,7 @@ TEST(Recovery, ADamagedMiddleIsRefusedWithFileOffsetEntryAndWhatToDo) {
 }
 
 TEST(Recovery, ADamagedEarlierSegmentIsRefused) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{5000}, {5000}, {5000}, {100}});
   const auto files = used_files(temp / "clean");
   ASSERT_GE(files.size(), 3u);
@@ -289,7 +290,7 @@ TEST(Recovery, ADamagedEarlierSegmentIsRefused) {
 }
 
 TEST(Recovery, AMissingSegmentIsRefused) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{5000}, {5000}, {5000}, {100}});
   const auto files = used_files(temp / "clean");
   ASSERT_GE(files.size(), 3u);
@@ -300,7 +301,7 @@ TEST(Recovery, AMissingSegmentIsRefused) {
 }
 
 TEST(Recovery, ARenamedSegmentIsRefused) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{5000}, {5000}, {5000}, {100}});
   const auto files = used_files(temp / "clean");
   fs::rename(files[0], temp / "clean/segment-0000000000000fff");
@@ -308,7 +309,7 @@ TEST(Recovery, ARenamedSegmentIsRefused) {
 }
 
 TEST(Recovery, ANewerFormatIsRefused) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{10}});
   const std::string path = used_files(temp / "clean").at(0);
   flip(path, 8, std::byte{3});  // version 1 -> 2
@@ -318,14 +319,14 @@ TEST(Recovery, ANewerFormatIsRefused) {
 }
 
 TEST(Recovery, ASegmentWhoseBeginIsDamagedIsRefusedIfItHeldDurableEntries) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   (void)make_log(temp, {{10}, {20}, {30}});
   flip(used_files(temp / "clean").at(0), format::kActivationAt + 3, std::byte{1});
   EXPECT_EQ(open_status(temp / "clean", tiny_options()).code(), StatusCode::device_failed);
 }
 
 TEST(Recovery, ASegmentThatWasJustBegunIsDroppedIfItsBeginDidNotGetThere) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected = make_log(temp, {{10}, {11000}});
   const auto files = used_files(temp / "clean");
   ASSERT_EQ(files.size(), 2u);
@@ -343,7 +344,7 @@ TEST(Recovery, ASegmentThatWasJustBegunIsDroppedIfItsBeginDidNotGetThere) {
 
 // A process that dies between two steps of making, recycling and cutting.
 TEST(Recovery, HalfDoneWorkOfTheBackgroundIsFinishedOrForgotten) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected = make_log(temp, {{5000}, {5000}, {100}});
   const auto files = used_files(temp / "clean");
   write_bytes(temp / "clean/making.tmp", Bytes(5000));
@@ -362,7 +363,7 @@ TEST(Recovery, HalfDoneWorkOfTheBackgroundIsFinishedOrForgotten) {
 }
 
 TEST(Recovery, SegmentsThatACutMadeVoidMayStillBeThere) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected = make_log(temp, {{5000}, {5000}, {5000}, {100}});
   const auto files = used_files(temp / "clean");
   ASSERT_GE(files.size(), 3u);
@@ -386,7 +387,7 @@ TEST(Recovery, SegmentsThatACutMadeVoidMayStillBeThere) {
 }
 
 TEST(Recovery, ADamageFoundWhileReadingIsTold) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   LogOptions options = tiny_options();
   options.tail_bytes = 0;  // all from the files
   const auto log = open(temp / "log", options);
@@ -405,7 +406,7 @@ TEST(Recovery, ADamageFoundWhileReadingIsTold) {
 }
 
 TEST(Recovery, ANewSegmentSizeIsTakenAsItComes) {
-  const TempFolder temp;
+  const TemporaryFolder temp;
   Contents expected = make_log(temp, {{5000}, {5000}, {100}});
   LogOptions options = tiny_options();
   options.segment_bytes = 8 * 4096;

@@ -19,35 +19,19 @@
 #include "kv/log/log.hpp"
 #include "sluice/core/completion_source.hpp"
 #include "sluice/core/uring/ring.hpp"
+#include "sluice_test/files.hpp"
 
 namespace sluice::kv::testing {
 
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 
-/// Removed with all that is in it.
-class TempFolder {
- public:
-  enum Where : std::uint8_t { disk, memory };
-  /// In memory where there is such a folder: for tests that open a log thousands of times.
-  explicit TempFolder(Where where = disk) {
-    const bool in_memory = where == memory && ::access("/dev/shm", W_OK) == 0;
-    std::string path =
-        (in_memory ? "/dev/shm" : fs::temp_directory_path().string()) + "/sluice-kv-log-XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("no folder for a test");
-    path_ = path;
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+using sluice::test::TemporaryFolder;
 
- private:
-  std::string path_;
-};
+/// In memory where there is such a folder: for tests that open a log thousands of times.
+inline fs::path in_memory() {
+  return ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
+}
 
 inline const std::string kCluster = "test";
 

@@ -25,7 +25,7 @@ void fill(Store& store, const std::string& value, int count) {
 }
 
 /// A checkpoint of a store with 20 keys of the value "new".
-Checkpoint make_new(const Folder& folder, const std::string& to) {
+Checkpoint make_new(const TemporaryFolder& folder, const std::string& to) {
   const auto source = open(folder / "source");
   fill(*source, "new", 20);
   auto made = source->make_checkpoint(to);
@@ -36,7 +36,7 @@ Checkpoint make_new(const Folder& folder, const std::string& to) {
 // --- making ------------------------------------------------------------------------------------
 
 TEST(Checkpoint, IsTheStateOfOneMomentWithItsPosition) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   fill(*store, "before", 150);
   const auto made = store->make_checkpoint(folder / "checkpoint");
@@ -58,7 +58,7 @@ TEST(Checkpoint, IsTheStateOfOneMomentWithItsPosition) {
 }
 
 TEST(Checkpoint, NeedsANewFolder) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   fs::create_directory(folder / "there");
   const auto made = store->make_checkpoint(folder / "there");
@@ -70,7 +70,7 @@ TEST(Checkpoint, NeedsANewFolder) {
 }
 
 TEST(Checkpoint, CanBeMadeOfAStoreThatCameFromOne) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)make_new(folder, folder / "first");
   const auto store = open(folder / "data");
   ASSERT_TRUE(store->install_checkpoint(folder / "first").ok());
@@ -87,7 +87,7 @@ TEST(Checkpoint, CanBeMadeOfAStoreThatCameFromOne) {
 // --- installing --------------------------------------------------------------------------------
 
 TEST(Install, ReplacesEverythingAndGoesOn) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto made = make_new(folder, folder / "checkpoint");
   {
     const auto store = open(folder / "data");
@@ -106,7 +106,7 @@ TEST(Install, ReplacesEverythingAndGoesOn) {
 }
 
 TEST(Install, AnotherClustersCheckpointIsRefused) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)make_new(folder, folder / "checkpoint");
   StoreOptions other = options();
   other.cluster_id = 8;
@@ -119,7 +119,7 @@ TEST(Install, AnotherClustersCheckpointIsRefused) {
 TEST(Install, ADamagedCheckpointIsRefusedAndTheOldStays) {
   const auto damage_and_expect = [](const std::function<void(const std::string&)>& damage,
                                     const std::string& why) {
-    Folder folder;
+    TemporaryFolder folder;
     const auto made = make_new(folder, folder / "checkpoint");
     const auto data = std::ranges::find_if(
         made.files, [](const auto& file) { return file.name.ends_with(".sst"); });
@@ -152,7 +152,7 @@ TEST(Install, ADamagedCheckpointIsRefusedAndTheOldStays) {
 }
 
 TEST(Install, WithoutAListingThereIsNoCheckpoint) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   fs::create_directory(folder / "empty");
   const Status refused = store->install_checkpoint(folder / "empty");
@@ -162,7 +162,7 @@ TEST(Install, WithoutAListingThereIsNoCheckpoint) {
 
 /// The steps of an installation, in their order.
 std::vector<std::string> steps_of_an_installation() {
-  Folder folder;
+  TemporaryFolder folder;
   (void)make_new(folder, folder / "checkpoint");
   std::vector<std::string> steps;
   StoreOptions noting = options();
@@ -184,7 +184,7 @@ TEST(Install, ACrashBeforeAnyStepLeavesTheOldOrTheNew) {
   bool is_new = false;
   for (const std::string& step : steps) {
     SCOPED_TRACE(step);
-    Folder folder;
+    TemporaryFolder folder;
     const auto made = make_new(folder, folder / "checkpoint");
     {
       const auto store = open(folder / "data");
@@ -211,7 +211,7 @@ TEST(Install, AFailureOfAnyStepLeavesAStoreThatWorks) {
   bool is_new = false;
   for (const std::string& failing : steps) {
     SCOPED_TRACE(failing);
-    Folder folder;
+    TemporaryFolder folder;
     (void)make_new(folder, folder / "checkpoint");
     bool fail = true;
     StoreOptions with = options();
@@ -237,7 +237,7 @@ TEST(Install, AFailureOfAnyStepLeavesAStoreThatWorks) {
 }
 
 TEST(Install, WhatWasReceivedInPartIsRemovedAtTheNextOpen) {
-  Folder folder;
+  TemporaryFolder folder;
   const std::string incoming = open(folder / "data")->incoming();
   std::ofstream(incoming + "/000007.sst") << "half of it";
   EXPECT_TRUE(fs::is_empty(open(folder / "data")->incoming()));

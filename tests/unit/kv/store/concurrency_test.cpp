@@ -22,7 +22,7 @@ Write both(std::uint64_t index) {
 }
 
 TEST(Concurrency, ReadsSeeWhatWasAppliedBeforeThemAndNoTornBatch) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   std::atomic<bool> end{false};
   std::atomic<std::uint64_t> reads{0}, torn{0}, stale{0}, back{0};
@@ -63,7 +63,7 @@ TEST(Concurrency, ReadsSeeWhatWasAppliedBeforeThemAndNoTornBatch) {
 }
 
 TEST(Concurrency, ACheckpointMadeWhileEntriesAreAppliedIsTheStateItNames) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   std::atomic<bool> end{false};
   std::thread applier([&] {
@@ -87,7 +87,7 @@ TEST(Concurrency, ACheckpointMadeWhileEntriesAreAppliedIsTheStateItNames) {
 }
 
 TEST(Concurrency, ReadsGoOnWhileACheckpointIsInstalled) {
-  Folder folder;
+  TemporaryFolder folder;
   {
     const auto source = open(folder / "source");
     for (std::uint64_t i = 1; i <= 50; ++i) apply_to(*source, both(i));

@@ -18,7 +18,7 @@ std::uint64_t number_after(const std::string& line, const std::string& word) {
 }
 
 TEST(Crash, WhatIsLeftIsTheStateAfterTheEntryItNamesAndNothingDurableIsLost) {
-  Folder folder;
+  TemporaryFolder folder;
   constexpr int kRounds = 12;
   std::mt19937_64 random(20240229);
   const std::uint64_t seed = random();
@@ -65,7 +65,7 @@ TEST(Crash, WhatIsLeftIsTheStateAfterTheEntryItNamesAndNothingDurableIsLost) {
 TEST(Crash, AStoreThatWasBeingMadeIsMadeAnew) {
   for (const char* step : {"create the database", "name the database"}) {
     SCOPED_TRACE(step);
-    Folder folder;
+    TemporaryFolder folder;
     Child child({"create", folder / "data", step});
     EXPECT_EQ(child.wait(), 128 + SIGKILL);
     const auto store = open(folder / "data");

@@ -28,7 +28,7 @@ void expect_refused(const Result<std::unique_ptr<Store>>& opened, StatusCode cod
 }
 
 TEST(Errors, AnotherClustersFolder) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)open(folder / "data");
   StoreOptions other = options();
   other.cluster_id = 8;
@@ -38,7 +38,7 @@ TEST(Errors, AnotherClustersFolder) {
 }
 
 TEST(Errors, AFolderThatIsInUse) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   expect_refused(Store::open(folder / "data", options()), StatusCode::already_owned,
                  "is in use by another process");
@@ -46,7 +46,7 @@ TEST(Errors, AFolderThatIsInUse) {
 }
 
 TEST(Errors, AFileWhereTheFolderShouldBe) {
-  Folder folder;
+  TemporaryFolder folder;
   std::ofstream(folder / "file") << "x";
   expect_refused(Store::open(folder / "file", options()), StatusCode::io_error, folder / "file");
   expect_refused(Store::open(folder / "file/beneath", options()), StatusCode::io_error,
@@ -54,7 +54,7 @@ TEST(Errors, AFileWhereTheFolderShouldBe) {
 }
 
 TEST(Errors, AFolderThatMayNotBeWritten) {
-  Folder folder;
+  TemporaryFolder folder;
   fs::create_directory(folder / "data");
   fs::permissions(folder / "data", fs::perms::owner_read | fs::perms::owner_exec);
   // Root may write anywhere; this thread asks as nobody.
@@ -74,7 +74,7 @@ TEST(Errors, AFolderThatMayNotBeWritten) {
 }
 
 TEST(Errors, ANewerFormat) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)open(folder / "data");
   std::ofstream(folder / "data/STORE") << "sluice-kv store, format 2\nsomething else\n";
   expect_refused(Store::open(folder / "data", options()), StatusCode::not_supported,
@@ -82,7 +82,7 @@ TEST(Errors, ANewerFormat) {
 }
 
 TEST(Errors, ANewerFormatOfTheDatabaseItself) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)open(folder / "data");
   rocksdb::DB* raw = nullptr;
   ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), folder / "data/db-1", &raw).ok());
@@ -100,7 +100,7 @@ TEST(Errors, ADamagedStoreFile) {
         std::string("sluice-kv store, format 1\ndb-1"),
         std::string("sluice-kv store, format 1\n\n"),
         std::string("sluice-kv store, format x\ndb-1\n"), std::string(1000, 'x')}) {
-    Folder folder;
+    TemporaryFolder folder;
     (void)open(folder / "data");
     std::ofstream(folder / "data/STORE") << text;
     const auto opened = Store::open(folder / "data", options());
@@ -111,7 +111,7 @@ TEST(Errors, ADamagedStoreFile) {
 }
 
 TEST(Errors, DataWithoutAStoreFileIsNotThrownAway) {
-  Folder folder;
+  TemporaryFolder folder;
   apply_to(*open(folder / "data"), set("a", "1"));
   fs::rename(folder / "data/STORE", folder / "STORE");
   expect_refused(Store::open(folder / "data", options()), StatusCode::io_error,
@@ -121,7 +121,7 @@ TEST(Errors, DataWithoutAStoreFileIsNotThrownAway) {
 }
 
 TEST(Errors, ADatabaseThatIsGone) {
-  Folder folder;
+  TemporaryFolder folder;
   (void)open(folder / "data");
   fs::remove_all(folder / "data/db-1");
   const auto opened = Store::open(folder / "data", options());
@@ -132,7 +132,7 @@ TEST(Errors, ADatabaseThatIsGone) {
 }
 
 TEST(Errors, ADamagedDataFile) {
-  Folder folder;
+  TemporaryFolder folder;
   {
     const auto store = open(folder / "data");
     for (int i = 0; i < 100; ++i)
@@ -149,7 +149,7 @@ TEST(Errors, ADamagedDataFile) {
 }
 
 TEST(Errors, OptionsOutOfRange) {
-  Folder folder;
+  TemporaryFolder folder;
   StoreOptions no_cluster, small = options(), idle = options();
   small.write_buffer_bytes = 1;
   idle.background_threads = 0;
@@ -165,7 +165,7 @@ TEST(Errors, OptionsOutOfRange) {
 // A limit on the size of files stands for a disk that is full: write(2) fails half-way, in the
 // background.
 TEST(Errors, ADiskThatTakesNoMoreIsToldReadsGoOnAndWritesAfterTheNextOpen) {
-  Folder folder;
+  TemporaryFolder folder;
   Child child({"full", folder / "data"});
   EXPECT_THAT(child.line(), AllOf(HasSubstr("failed: io_error: the store in "),
                                   HasSubstr("takes no writes: "), HasSubstr("File too large")));

@@ -19,7 +19,7 @@ Outcome integer(std::int64_t value) {
 }
 
 TEST(Store, ANewOneIsEmpty) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   EXPECT_EQ(store->applied_index(), 0u);
   EXPECT_EQ(store->durable_applied_index().value(), 0u);
@@ -29,7 +29,7 @@ TEST(Store, ANewOneIsEmpty) {
 }
 
 TEST(Store, KeysAndValuesMayBeAnyBytes) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   const std::string odd("\0identity\xff\r\n", 12);
   const std::vector<Write> writes{set("", "of the empty key"), set(odd, odd), set("empty", "")};
@@ -43,7 +43,7 @@ TEST(Store, KeysAndValuesMayBeAnyBytes) {
 }
 
 TEST(Store, CommandsOfOneBatchSeeTheEarlierOnes) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   apply_to(*store, set("there", "5"));
   const std::vector<Write> writes{
@@ -63,7 +63,7 @@ TEST(Store, CommandsOfOneBatchSeeTheEarlierOnes) {
 }
 
 TEST(Store, ExistsCountsAKeyAsOftenAsItIsNamed) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   apply_to(*store, set("a", "1"));
   const std::vector<std::string_view> keys{"a", "b", "a"};
@@ -74,7 +74,7 @@ TEST(Store, ExistsCountsAKeyAsOftenAsItIsNamed) {
 }
 
 TEST(Store, LargeValuesComeThrough) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   const std::string large(3 << 20, 'x');
   apply_to(*store, set("large", large));
@@ -84,7 +84,7 @@ TEST(Store, LargeValuesComeThrough) {
 }
 
 TEST(Store, WhatDoesNotFollowIsRefusedAndChangesNothing) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   apply_to(*store, std::vector<Write>{set("a", "1"), set("b", "1")});
   const auto payload = set("a", "2").encode();
@@ -109,7 +109,7 @@ TEST(Store, WhatDoesNotFollowIsRefusedAndChangesNothing) {
 }
 
 TEST(Store, AMalformedEntryLeavesTheWholeBatchOut) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   const auto good = set("a", "1").encode();
   auto bad = good, newer = good;
@@ -127,7 +127,7 @@ TEST(Store, AMalformedEntryLeavesTheWholeBatchOut) {
 }
 
 TEST(Store, WhatIsAppliedComesBackAfterAClose) {
-  Folder folder;
+  TemporaryFolder folder;
   {
     const auto store = open(folder / "data");
     for (int i = 0; i < 10; ++i) apply_to(*store, incr("n"));
@@ -140,7 +140,7 @@ TEST(Store, WhatIsAppliedComesBackAfterAClose) {
 }
 
 TEST(Store, OnlyWhatIsInFilesIsDurable) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   apply_to(*store, set("a", "1"));
   apply_to(*store, set("a", "2"));
@@ -153,7 +153,7 @@ TEST(Store, OnlyWhatIsInFilesIsDurable) {
 }
 
 TEST(Store, AFullMemtableMakesTheLogTrimmableByItself) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto store = open(folder / "data");
   std::uint64_t durable = 0;
   constexpr int kWritesMax = 100'000;
@@ -169,7 +169,7 @@ TEST(Store, AFullMemtableMakesTheLogTrimmableByItself) {
 RC_GTEST_PROP(StoreModel, DoesWhatAMapDoes, ()) {
   const auto seed = *rc::gen::arbitrary<std::uint64_t>();
   const auto batches = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 40));
-  Folder folder;
+  TemporaryFolder folder;
   auto store = open(folder / "data");
   Model model;
   std::mt19937_64 random(seed);

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -21,25 +20,6 @@ T require(Result<T> result) {
 }
 
 }  // namespace
-
-Folder::Folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "kv-store-test.XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  path_ = name;
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::vector<std::string> Folder::names(const std::string& within) const {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(path_ / within))
-    names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
 
 StoreOptions options() {
   StoreOptions options;

@@ -1,35 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kv/store/store.hpp"
+#include "sluice_test/files.hpp"
 #include "workload.hpp"
 
 namespace sluice::kv::test {
 
 inline constexpr std::uint64_t kCluster = 7;
 
-/// A folder that is removed with all that is in it.
-class Folder {
- public:
-  Folder();
-  ~Folder();
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] std::string operator/(const std::string& name) const {
-    return (path_ / name).string();
-  }
-  /// The names in one of its folders, sorted.
-  [[nodiscard]] std::vector<std::string> names(const std::string& within) const;
-
- private:
-  std::filesystem::path path_;
-};
+using sluice::test::TemporaryFolder;
 
 [[nodiscard]] StoreOptions options();
 /// Throws what fails.
