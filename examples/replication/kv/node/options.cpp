@@ -89,6 +89,11 @@ void check(Options& options) {
   if (!options.announce.empty()) check_place("--announce", options.announce);
   if (!options.etcd.empty() && !options.fixed.empty())
     reject("--static", options.fixed.front().node, "and --etcd exclude each other");
+  // With etcd more nodes may come than the cluster begins with.
+  if (const std::size_t nodes = options.alone() ? 1 : options.fixed.size();
+      options.etcd.empty() && options.min_in_sync && *options.min_in_sync > nodes)
+    reject("--min-in-sync", std::to_string(*options.min_in_sync),
+           fmt::format("is more than there are nodes ({})", nodes));
   if (options.alone()) {
     if (!options.replication.empty())
       reject("--replication", options.replication,
