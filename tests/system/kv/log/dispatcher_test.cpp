@@ -24,7 +24,9 @@ class Server {
  public:
   Server(const std::string& folder, const LogOptions& options, std::uint32_t workers)
       : log_(open(folder, options)), ring_(make_ring(16)) {
-    auto started = Dispatcher::start(small_config(workers));
+    auto config = small_config(workers);
+    config.connections_max = 1;  // a VM has few descriptors, and there is no connection at all
+    auto started = Dispatcher::start(config);
     dispatcher_ = require(std::move(started));
     source_ = require(dispatcher_->attach(
         ring_, {.order = Order::per_connection, .single_connection = true},
