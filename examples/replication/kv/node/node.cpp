@@ -457,7 +457,7 @@ void Node::begin_term(std::uint64_t epoch, const InSyncSet& in_sync) {
           .entry_bytes_max = options_.entry_bytes_max(),
           .min_in_sync = options_.effective_min_in_sync(),
           .replica_timeout = options_.replica_timeout,
-          .empty_is_lost = !options_.etcd.empty(),
+          .elected = !options_.etcd.empty(),
           .step_back = [this](const std::string& why) { defer([this, why] { step_back(why); }); },
           .answered_sequence = answered_sequence_},
       epoch, in_sync);

@@ -51,6 +51,7 @@ struct Follower::Session final : Channel, std::enable_shared_from_this<Session> 
 
   Follower& follower;
   const wire::Hello hello;
+  Status unsuitable;  ///< why there will be no more than a refusal
   std::shared_ptr<rpma::MemoryRegion> ring;
   std::shared_ptr<rpma::MemoryRegion> messages;
   std::shared_ptr<ConnectionHandle> handle;  ///< set before the first frame can come
@@ -141,11 +142,11 @@ std::shared_ptr<Channel> Follower::on_request(std::span<const std::byte> bytes) 
   Status why = hello.status();
   if (why.ok() && hello->cluster != wire::hash_of(parts_.cluster))
     why = {StatusCode::rejected, "node " + hello->node + " belongs to another cluster"};
-  if (!why.ok()) {
-    say("refused a connection: " + why.message());
-    return nullptr;
-  }
-  return std::make_shared<Session>(*this, std::move(*hello));
+  if (!why.ok()) say("refused a connection: " + why.message());
+  // A rejection carries no reason to the other side: who is refused is told over the connection.
+  auto session = std::make_shared<Session>(*this, hello.ok() ? std::move(*hello) : wire::Hello{});
+  session->unsuitable = why;
+  return session;
 }
 
 void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& channel) {
@@ -154,6 +155,7 @@ void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& c
   const std::uint64_t epoch = session->hello.epoch;
   const std::uint64_t before = promised();
   const Status promised_now = [&]() -> Status {
+    if (!session->unsuitable.ok()) return session->unsuitable;
     if (const Status failed = parts_.journal.log().failed(); !failed.ok()) return failed;
     return promise(epoch);
   }();
@@ -183,8 +185,10 @@ void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& c
     report.ring = std::move(*descriptor);
     message = wire::encode(report);
   } else {
+    // The promise is news for primaries of this cluster only.
     message =
-        wire::encode(wire::Refusal{.promised_epoch = promised(), .why = promised_now.message()});
+        wire::encode(wire::Refusal{.promised_epoch = session->unsuitable.ok() ? promised() : 0,
+                                   .why = promised_now.message()});
   }
   send_message(*session, message);
   if (session->closed.load(std::memory_order_relaxed))  // before there was a handle to let go of

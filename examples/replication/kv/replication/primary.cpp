@@ -386,8 +386,10 @@ void Primary::on_report(const std::string& node, const wire::Report& report) {
   {
     Lock lock(parts_.journal);
     // A node that lost what it had cannot speak for what it acknowledged.
-    const bool lost = report.rebuilding ||
-                      (parts_.empty_is_lost && report.last_index == 0 && in_sync_.epoch != 0);
+    const bool lost =
+        report.rebuilding ||
+        // A member without any entry has lost its disk, once the set has been changed.
+        (parts_.elected && report.last_index == 0 && in_sync_.epoch != 0);
     if (lost)
       heard_.erase(node);
     else
@@ -411,6 +413,15 @@ void Primary::judge() {
       last_error_ = fmt::format("elected, and waits until {} more of the in-sync set are heard",
                                 verdict.missing);
     if (verdict.kind == ElectionVerdict::Kind::lead) last_error_.clear();
+    if (verdict.kind == ElectionVerdict::Kind::yield && !parts_.elected) {
+      // Nobody will be elected in its place, and what it lacks may have been acknowledged.
+      const auto why =
+          fmt::format("node {} has entries that this node lacks: start all nodes with --primary {}",
+                      verdict.to, verdict.to);
+      if (last_error_ != why) fmt::print(stderr, "sluice-kv: node {}: {}\n", parts_.self, why);
+      last_error_ = why;
+      return;
+    }
   }
   if (verdict.kind == ElectionVerdict::Kind::lead) open();
   if (verdict.kind == ElectionVerdict::Kind::yield) {

@@ -89,8 +89,9 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     std::size_t entry_bytes_max;
     std::size_t min_in_sync;
     std::chrono::milliseconds replica_timeout;
-    /// Whether a member without any entry is one that lost its disk, once the set has been changed.
-    bool empty_is_lost;
+    /// Whether another node can be elected in this one's place; without, the configuration names
+    /// the primary.
+    bool elected;
     /// This node has less than another one, or was superseded: it should not lead now.
     std::function<void(const std::string& why)> step_back;
     std::atomic<std::uint64_t>& answered_sequence;  ///< writes up to here are answered
