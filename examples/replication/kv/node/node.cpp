@@ -74,10 +74,11 @@ void Node::note_error(const Status& why) {
 Result<std::unique_ptr<Node>> Node::start(Options options) {
   auto node = std::unique_ptr<Node>(new Node(std::move(options)));
   SLUICE_RETURN_IF_ERROR(node->open_data());
-  SLUICE_RETURN_IF_ERROR(node->start_server());
   SLUICE_RETURN_IF_ERROR(node->start_transport());
+  SLUICE_RETURN_IF_ERROR(node->start_server());
   SLUICE_RETURN_IF_ERROR(node->start_membership());
   if (node->options_.alone()) SLUICE_RETURN_IF_ERROR(node->serve_at_once());
+  node->open_.store(true, std::memory_order_release);  // (6) pairs with (7): all parts are there
   return node;
 }
 
@@ -101,7 +102,6 @@ Status Node::open_data() {
           "backup; or move " +
           folder + " away to go on with what the store has)");
     say(journal.status().to_string());
-    lost_data_ = true;
     SLUICE_RETURN_IF_ERROR(write_file_atomically(options_.data + "/REBUILDING", "damaged log\n"));
     SLUICE_RETURN_IF_ERROR(Log::erase(folder));
     journal = Journal::open(folder, log, options_.cluster);
@@ -127,7 +127,6 @@ Status Node::reconcile() {
                           "the store was lost or replaced; restore it from a backup",
                           options_.data, applied.index, log.first_index())};
     say("the store lacks entries that the log no longer has");
-    lost_data_ = true;
     return write_file_atomically(options_.data + "/REBUILDING", "lost store\n");
   }
   const auto epoch = log.epoch_of(applied.index);
@@ -245,6 +244,8 @@ Status Node::serve_at_once() {
 // --- clients: the I/O thread ---------------------------------------------------------------------
 
 void Node::handle(const Request& request, Ticket ticket) noexcept {
+  if (!open_.load(std::memory_order_acquire))  // (7) pairs with (6)
+    return answer_error(ticket, "CLUSTERDOWN this node is starting: try again");
   switch (request.command.id) {
     case CommandId::set:
     case CommandId::del:

@@ -95,7 +95,7 @@ class Node final : public CommandHandler {
   std::unique_ptr<RespServer> server_;
   std::unique_ptr<Membership> membership_;
   std::string announce_;
-  bool lost_data_ = false;
+  std::atomic<bool> open_{false};  ///< clients get more than a promise
 
   // The I/O thread's.
   Round round_;

@@ -355,6 +355,16 @@ std::optional<std::uint64_t> Feeder::common_point(const wire::Report& report) co
 }
 
 Status Feeder::feed(Session& session, wire::Report report) {
+  // It may have lost what it once acknowledged.
+  if (report.rebuilding) {
+    memory_.store(0, std::memory_order_relaxed);
+    durable_.store(0, std::memory_order_relaxed);
+  } else {
+    const std::uint64_t has =
+        std::min(durable_.load(std::memory_order_relaxed), report.durable_index);
+    memory_.store(has, std::memory_order_relaxed);
+    durable_.store(has, std::memory_order_relaxed);
+  }
   if (report.ring_bytes < kRingBytesMin || report.ring_bytes % wire::kFrameAlign != 0 ||
       report.frames_max == 0)
     return {StatusCode::rejected, "it offers a ring that cannot be used"};

@@ -263,7 +263,8 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
     const ReceivedBuffer buffer =
         pool.take(wc);  // a write with immediate takes one, and leaves it empty
     if (wc.status != IBV_WC_SUCCESS || session.closed.load(std::memory_order_relaxed)) continue;
-    if (!status.ok() || count == kMost) continue;
+    if (count == kMost) status = {StatusCode::internal, "more frames at once than are looked at"};
+    if (!status.ok()) continue;
     const std::size_t at = std::size_t{ntohl(wc.imm_data)} * wire::kFrameAlign;
     if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM || session.ring == nullptr ||
         at >= session.ring->memory().size()) {

@@ -567,6 +567,7 @@ void Primary::in_sync_changed(const InSyncSet& set) {
     in_sync_ = set;
     // A change that is under way and was not this one will be refused for its base.
     if (proposed_ && *proposed_ == set.members) proposed_.reset();
+    change_uncertain_ = false;
   }
   progress();
 }
@@ -628,8 +629,8 @@ void Primary::tend_in_sync(Clock::time_point now) {
       const bool joins = std::ranges::find(*proposed_, status.node) != proposed_->end() &&
                          !in_sync_.contains(status.node);
       if (!joins) continue;
-      if (!alive) {  // gone again
-        proposed_.reset();
+      if (!alive) {  // gone again; a set that may be in force already has to go on counting
+        if (!change_uncertain_) proposed_.reset();
         return;
       }
       if (status.progress.durable < settled) ready = false;
@@ -655,16 +656,20 @@ void Primary::change_done(std::uint64_t number, const Result<InSyncSet>& result)
     if (result.ok()) {
       if (result->revision > in_sync_.revision) in_sync_ = *result;
       proposed_.reset();
+      change_uncertain_ = false;
       std::string names;
       for (const std::string& member : in_sync_.members)
         names += (names.empty() ? "" : ", ") + member;
       fmt::print(stderr, "sluice-kv: node {}: in sync are {}\n", parts_.self, names);
     } else if (result.status().code() == StatusCode::rejected ||
                result.status().code() == StatusCode::invalid_argument) {
-      proposed_.reset();  // nothing was changed
+      // Nothing was changed now; but maybe by an attempt before, and then in_sync_changed() will
+      // tell: until then both sets count.
+      if (!change_uncertain_) proposed_.reset();
       last_error_ = result.status().message();
     } else {
       // It may have been changed: both sets go on counting, and the same is asked for again.
+      change_uncertain_ = true;
       last_error_ = result.status().message();
     }
   }

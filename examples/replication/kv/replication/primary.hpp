@@ -203,7 +203,8 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   // Guarded by the journal's lock.
   InSyncSet in_sync_;
   std::optional<std::vector<std::string>> proposed_;
-  bool change_asked_ = false;  ///< the membership is at it
+  bool change_asked_ = false;      ///< the membership is at it
+  bool change_uncertain_ = false;  ///< asked for before, and nobody knows whether it was made
   std::uint64_t change_number_ = 0;
   std::chrono::steady_clock::time_point change_again_at_{};
   std::size_t members_there_ = 0;  ///< of the in-sync set, connected; this node counts
