@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/replication/frame_fill.hpp"
 #include "kv/store/files.hpp"
 #include "one_at_a_time.hpp"
 
@@ -168,7 +169,7 @@ void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& c
   std::vector<std::byte> message;
   if (promised_now.ok()) {
     auto ring = rpma::MemoryRegion::allocate(parts_.transport.peer(), parts_.ring_bytes,
-                                             RPMA_MR_USAGE_WRITE_DST);
+                                             RPMA_MR_USAGE_WRITE_DST | RPMA_MR_USAGE_READ_SRC);
     if (!ring) return end(*session, ring.status());
     session->ring = std::move(*ring);
     std::shared_ptr<Session> before_it;
@@ -278,7 +279,7 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
     else
       frames[count++] = *frame;
   }
-  std::uint64_t commit = 0;
+  std::uint64_t commit = 0, fetch_from = 0;
   {
     Journal::Lock lock(parts_.journal);
     for (std::size_t i = 0; i < count && status.ok(); ++i) {
@@ -298,7 +299,10 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
           status = gone();
           break;
         }
-        status = take_checkpoint(session, frame);
+        if (frame.header.kind == wire::FrameKind::fetch)
+          fetch_from = frame.header.first_index;
+        else
+          status = take_checkpoint(session, frame);
       }
       session.frames.fetch_add(1, std::memory_order_relaxed);
       session.consumed.store(frame.header.position, std::memory_order_relaxed);
@@ -307,9 +311,33 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
   }
   if (!status.ok()) return end(session, status);
   if (count == 0) return;
+  if (fetch_from > 0) answer_fetch(session, fetch_from);
   acknowledge(session);
   if (commit > 0) parts_.applier.advance(commit);
   if (rebuilding()) note_rebuilt(session);
+}
+
+/// Puts entries where the other side can read them: in the half of the ring that it does not use
+/// before it leads.
+void Follower::answer_fetch(Session& session, std::uint64_t from) {
+  const std::size_t offset =
+      session.ring->memory().size() / 2 / wire::kFrameAlign * wire::kFrameAlign;
+  const auto frame = session.ring->memory().subspan(offset);
+  const Log& log = parts_.journal.log();
+  wire::Fetched fetched{.offset = offset, .bytes = 0};
+  const auto filled = fill_frame(log, from, frame);
+  const auto previous = log.epoch_of(from - 1);
+  if (filled && previous && filled->count > 0) {
+    wire::seal({.kind = wire::FrameKind::entries,
+                .bytes = static_cast<std::uint32_t>(filled->bytes),
+                .count = filled->count,
+                .epoch = session.hello.epoch,
+                .first_index = from,
+                .previous_epoch = *previous},
+               frame);
+    fetched.bytes = filled->bytes;
+  }
+  send_message(session, wire::encode(fetched));
 }
 
 Status Follower::take_entries(Journal::Lock& lock, Session& session, const wire::Frame& frame) {
@@ -462,7 +490,8 @@ Follower::Info Follower::info() const {
 
 Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
   switch (frame.header.kind) {
-    case wire::FrameKind::entries: break;
+    case wire::FrameKind::entries:
+    case wire::FrameKind::fetch: break;
     case wire::FrameKind::checkpoint_begin: {
       if (session.checkpoint) {  // another one
         session.checkpoint.reset();

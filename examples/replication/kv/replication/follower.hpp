@@ -81,6 +81,7 @@ class Follower final : public Transport::Acceptor {
   [[nodiscard]] Status take_entries(Journal::Lock& lock, Session& session,
                                     const wire::Frame& frame);
   [[nodiscard]] Status take_entry(Journal::Lock& lock, Session& session, const Entry& entry);
+  void answer_fetch(Session& session, std::uint64_t from);
   [[nodiscard]] Status take_checkpoint(Session& session, const wire::Frame& frame);
   void install(const std::shared_ptr<Session>& session);
   void acknowledge(Session& session) noexcept;

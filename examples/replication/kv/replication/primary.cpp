@@ -415,19 +415,57 @@ void Primary::judge() {
     if (verdict.kind == ElectionVerdict::Kind::lead) last_error_.clear();
     if (verdict.kind == ElectionVerdict::Kind::yield && !parts_.elected) {
       // Nobody will be elected in its place, and what it lacks may have been acknowledged.
-      const auto why =
-          fmt::format("node {} has entries that this node lacks: start all nodes with --primary {}",
-                      verdict.to, verdict.to);
-      if (last_error_ != why) fmt::print(stderr, "sluice-kv: node {}: {}\n", parts_.self, why);
-      last_error_ = why;
-      return;
+      const std::lock_guard fetching(fetch_mutex_);
+      if (fetch_from_ != verdict.to)
+        fmt::print(stderr, "sluice-kv: node {}: fetches what node {} has more\n", parts_.self,
+                   verdict.to);
+      fetch_from_ = verdict.to;
     }
   }
   if (verdict.kind == ElectionVerdict::Kind::lead) open();
+  if (verdict.kind == ElectionVerdict::Kind::yield && !parts_.elected) {
+    for (const auto& feeder : feeders()) feeder->nudge();
+    return;
+  }
   if (verdict.kind == ElectionVerdict::Kind::yield) {
     depose("node " + verdict.to + " has more");
     parts_.step_back("node " + verdict.to + " has entries that this node lacks, and should lead");
   }
+}
+
+bool Primary::wants_from(const std::string& node) {
+  const std::lock_guard lock(fetch_mutex_);
+  return phase_.load(std::memory_order_relaxed) == Phase::candidate && fetch_from_ == node;
+}
+
+Status Primary::cut_after(std::uint64_t index) {
+  Lock lock(parts_.journal);
+  Log& log = parts_.journal.log(lock);
+  if (index < parts_.store.applied_index())
+    return {StatusCode::internal, "it differs in what was applied here"};
+  SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
+  if (phase_.load(std::memory_order_relaxed) != Phase::candidate)
+    return {StatusCode::cancelled, "this node leads no more"};
+  return index < log.last_index() ? parts_.journal.truncate_after(lock, index) : Status();
+}
+
+Status Primary::take_fetched(const wire::Frame& frame) {
+  Lock lock(parts_.journal);
+  if (phase_.load(std::memory_order_relaxed) != Phase::candidate)
+    return {StatusCode::cancelled, "this node leads no more"};
+  const Status taken = wire::each_entry(
+      frame, [&](const Entry& entry) { return parts_.journal.append(lock, entry); });
+  parts_.journal.want_disk(lock, parts_.journal.log().last_index());
+  parts_.journal.submit_if_wanted(lock);
+  return taken;
+}
+
+void Primary::on_fetched(const std::string& node) {
+  {
+    const std::lock_guard lock(fetch_mutex_);
+    if (fetch_from_ == node) fetch_from_.clear();
+  }
+  judge();
 }
 
 /// Appends the term's first entry, and lets replicas follow.

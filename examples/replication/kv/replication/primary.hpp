@@ -155,6 +155,10 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     return phase == Phase::opening || phase == Phase::serving;
   }
   void on_report(const std::string& node, const wire::Report& report) override;
+  [[nodiscard]] bool wants_from(const std::string& node) override;
+  [[nodiscard]] Status cut_after(std::uint64_t index) override;
+  [[nodiscard]] Status take_fetched(const wire::Frame& frame) override;
+  void on_fetched(const std::string& node) override;
   void on_superseded(std::uint64_t epoch) override;
   void on_progress() noexcept override { progress(); }
 
@@ -221,6 +225,10 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   std::vector<Progress> progress_;  ///< scratch
   /// Before it nobody had the time to be heard.
   const std::chrono::steady_clock::time_point silence_counts_from_;
+
+  /// Taken last: feeders ask with a mutex of theirs held.
+  std::mutex fetch_mutex_;
+  std::string fetch_from_;  ///< who has more, and is asked for it
 
   mutable std::mutex feeders_mutex_;
   std::vector<std::shared_ptr<Feeder>> feeders_;
