@@ -57,7 +57,33 @@ std::string_view to_string(Feeder::State state) noexcept {
 struct Feeder::Session final : Channel {
   explicit Session(Feeder& f) noexcept : feeder(f) {}
 
+  /// A handler that did not return in time, when the connection was let go, must not find a feeder
+  /// that is gone: from now on none enters, and those inside are waited for.
+  void leave_feeder() noexcept {
+    inside.fetch_add(kOver, std::memory_order_acq_rel);  // (5) pairs with (6), (7)
+    for (std::uint32_t in = inside.load(std::memory_order_acquire); in != kOver;
+         in = inside.load(std::memory_order_acquire))
+      inside.wait(in, std::memory_order_acquire);
+  }
+  class Visit {
+   public:
+    explicit Visit(Session& session) noexcept : session_(session) {
+      allowed_ = (session_.inside.fetch_add(1, std::memory_order_acq_rel) & kOver) == 0;  // (6)
+    }
+    ~Visit() {
+      session_.inside.fetch_sub(1, std::memory_order_acq_rel);  // (7)
+      session_.inside.notify_all();
+    }
+    explicit operator bool() const noexcept { return allowed_; }
+
+   private:
+    Session& session_;
+    bool allowed_;
+  };
+
   void on_receives(std::span<const ibv_wc> batch, ReceivePool& pool) noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;  // the pool takes its buffers back itself
     bool acknowledged = false;
     for (const ibv_wc& wc : batch) {
       const ReceivedBuffer buffer = pool.take(wc);
@@ -106,6 +132,8 @@ struct Feeder::Session final : Channel {
     feeder.parts_.owner.on_progress();
   }
   void on_sends(std::span<const ibv_wc> batch) noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;
     if (!std::ranges::all_of(batch, [](const ibv_wc& wc) { return wc.status == IBV_WC_SUCCESS; }))
       return broken({StatusCode::connection_lost, "a write to it failed"});
     if (std::ranges::any_of(batch, [](const ibv_wc& wc) { return wc.wr_id == kReadId; })) {
@@ -115,6 +143,8 @@ struct Feeder::Session final : Channel {
     }
   }
   void on_closed() noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;
     broken({StatusCode::connection_lost, "its connection is closed"});
   }
   void broken(Status status) noexcept {
@@ -152,6 +182,8 @@ struct Feeder::Session final : Channel {
   }
 
   Feeder& feeder;
+  static constexpr std::uint32_t kOver = std::uint32_t{1} << 31;
+  std::atomic<std::uint32_t> inside{0};  ///< handlers, and kOver
   std::shared_ptr<ConnectionHandle> handle;
   std::shared_ptr<rpma::MemoryRegion> staging;  ///< what the replica's ring is a copy of
   std::shared_ptr<rpma::RemoteRegion> ring;
@@ -290,14 +322,16 @@ Status Feeder::serve_once() {
     session_ = nullptr;
   }
   session->streaming.store(false, std::memory_order_relaxed);
-  // What it had in memory may be gone when it is back.
-  memory_.store(durable_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   {
     const std::lock_guard lock(session->writing);
     session->let_go = true;
   }
   const auto handle_to_drop = session->handle;
   parts_.transport.drop(handle_to_drop, session);
+  session->leave_feeder();
+  // What it had in memory may be gone when it is back.
+  memory_.store(durable_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  next_.store(0, std::memory_order_relaxed);
   return outcome;
 }
 
@@ -372,6 +406,8 @@ std::optional<std::uint64_t> Feeder::common_point(const wire::Report& report) co
   const auto common = last_common(report);
   // What it has applied cannot be taken back, and must be the same history.
   if (!common || *common < report.applied_index) return std::nullopt;
+  const auto epoch = parts_.log.epoch_of(report.applied_index);
+  if (epoch.ok() && *epoch != report.applied_epoch) return std::nullopt;
   return common;
 }
 
@@ -436,6 +472,12 @@ Status Feeder::feed(Session& session, wire::Report report) {
   if (report.ring_bytes < kRingBytesMin || report.ring_bytes % wire::kFrameAlign != 0 ||
       report.frames_max == 0)
     return {StatusCode::rejected, "it offers a ring that cannot be used"};
+  if (report.ring_bytes / 2 <
+      parts_.entry_bytes_max + wire::kEntryHeaderBytes + wire::FrameHeader::kBytes)
+    return {StatusCode::rejected,
+            fmt::format("its ring of {} bytes is too small for entries of {}: give it the same "
+                        "--ring-bytes as this node",
+                        report.ring_bytes, parts_.entry_bytes_max)};
   auto ring = rpma::RemoteRegion::from_descriptor(report.ring);
   if (!ring) return ring.status();
   session.ring = std::move(*ring);
@@ -475,6 +517,7 @@ Status Feeder::feed(Session& session, wire::Report report) {
     }
     const std::uint64_t from = common_point(report).value_or(0);
     session.next = from + 1;
+    next_.store(session.next, std::memory_order_relaxed);  // keeps the log from being trimmed
     const auto previous = parts_.log.epoch_of(from);
     if (!previous) continue;
     session.previous_epoch = *previous;
@@ -625,6 +668,7 @@ Status Feeder::send_checkpoint(Session& session) {
   (void)remove_folder(parts_.checkpoint_folder);
   const auto checkpoint = parts_.store.make_checkpoint(parts_.checkpoint_folder);
   if (!checkpoint) return checkpoint.status().with_context("make a checkpoint for it");
+  next_.store(checkpoint->index + 1, std::memory_order_relaxed);
   fmt::print(
       stderr, "sluice-kv: node {}: replica {} gets a checkpoint of entry {} ({} files, {} KiB)\n",
       parts_.self, node_, checkpoint->index, checkpoint->files.size(), checkpoint->bytes() / 1024);

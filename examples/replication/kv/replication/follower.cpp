@@ -56,6 +56,7 @@ struct Follower::Session final : Channel, std::enable_shared_from_this<Session> 
   std::shared_ptr<rpma::MemoryRegion> ring;
   std::shared_ptr<rpma::MemoryRegion> messages;
   std::shared_ptr<ConnectionHandle> handle;  ///< set before the first frame can come
+  std::atomic<bool> has_handle{false};
   std::atomic<bool> closed{false};
   std::atomic<bool> dropped{false};
 
@@ -132,6 +133,7 @@ Status Follower::begin_rebuilding() {
   SLUICE_RETURN_IF_ERROR(
       write_file_atomically(parts_.folder + "/REBUILDING",
                             "this node's data was lost, and is fetched from the primary\n"));
+  rebuild_target_.store(0, std::memory_order_relaxed);
   rebuilding_.store(true, std::memory_order_relaxed);
   return {};
 }
@@ -153,12 +155,17 @@ std::shared_ptr<Channel> Follower::on_request(std::span<const std::byte> bytes) 
 void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& channel) {
   const auto session = static_cast<Session&>(channel).shared_from_this();
   session->handle = std::move(handle);
+  session->has_handle.store(true, std::memory_order_release);  // (5) pairs with (6)
   const std::uint64_t epoch = session->hello.epoch;
   const std::uint64_t before = promised();
   const Status promised_now = [&]() -> Status {
     if (!session->unsuitable.ok()) return session->unsuitable;
     if (const Status failed = parts_.journal.log().failed(); !failed.ok()) return failed;
-    return promise(epoch);
+    SLUICE_RETURN_IF_ERROR(promise(epoch));
+    // What is installed replaces the log: nothing may be acknowledged meanwhile.
+    Journal::Lock lock(parts_.journal);
+    if (installing_) return {StatusCode::rejected, "it installs a checkpoint just now: try again"};
+    return {};
   }();
   if (epoch > before && promised_now.ok()) parts_.on_newer_epoch(epoch);
 
@@ -282,8 +289,15 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
   std::uint64_t commit = 0, fetch_from = 0;
   {
     Journal::Lock lock(parts_.journal);
+    if (session.closed.load(std::memory_order_relaxed)) status = gone();
     for (std::size_t i = 0; i < count && status.ok(); ++i) {
       const wire::Frame& frame = frames[i];
+      // A node that has nothing, in a cluster that has something, lost its disk: even if it was
+      // fed a little since, it cannot speak for what it once acknowledged.
+      if (!rebuilding() && parts_.journal.log().last_index() == 0 &&
+          (frame.header.commit > 0 || frame.header.first_index > 1))
+        status = begin_rebuilding();
+      if (!status.ok()) break;
       if (frame.header.kind == wire::FrameKind::entries) {
         status = take_entries(lock, session, frame);
         if (!status.ok()) break;
@@ -292,8 +306,10 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
         commit = std::max(
             commit, std::min(frame.header.commit, session.matched.load(std::memory_order_relaxed)));
         if (rebuilding() && rebuild_target_.load(std::memory_order_relaxed) == 0)
-          rebuild_target_.store(std::max<std::uint64_t>(1, frame.header.commit),
-                                std::memory_order_relaxed);
+          // `disk` is the primary's first entry at least, behind all that was ever acknowledged.
+          rebuild_target_.store(
+              std::max({std::uint64_t{1}, frame.header.commit, frame.header.disk}),
+              std::memory_order_relaxed);
       } else {
         if (promised() != session.hello.epoch) {
           status = gone();
@@ -308,12 +324,13 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
       session.consumed.store(frame.header.position, std::memory_order_relaxed);
     }
     parts_.journal.submit_if_wanted(lock);
+    parts_.applier.raise(commit);
   }
   if (!status.ok()) return end(session, status);
   if (count == 0) return;
   if (fetch_from > 0) answer_fetch(session, fetch_from);
   acknowledge(session);
-  if (commit > 0) parts_.applier.advance(commit);
+  parts_.applier.kick();
   if (rebuilding()) note_rebuilt(session);
 }
 
@@ -340,8 +357,12 @@ void Follower::answer_fetch(Session& session, std::uint64_t from) {
   send_message(session, wire::encode(fetched));
 }
 
+bool Follower::is_current(const Session& session) const noexcept {
+  return promised() == session.hello.epoch && !session.closed.load(std::memory_order_relaxed);
+}
+
 Status Follower::take_entries(Journal::Lock& lock, Session& session, const wire::Frame& frame) {
-  if (promised() != session.hello.epoch) return gone();
+  if (!is_current(session)) return gone();
   const Log& log = parts_.journal.log(lock);
   const std::uint64_t before = frame.header.first_index - 1;
   if (before > log.last_index())
@@ -368,11 +389,14 @@ Status Follower::take_entry(Journal::Lock& lock, Session& session, const Entry& 
                             std::memory_order_relaxed);
       return {};
     }
+    // Nothing of it may be under way to the store.
+    lock.give_up_for([&] { parts_.applier.cut(entry.index - 1); });
+    SLUICE_RETURN_IF_ERROR(
+        parts_.journal.wait_until_idle(lock, [&] { return !is_current(session); }));
+    if (!is_current(session)) return gone();
     if (entry.index <= parts_.store.applied_index())
       return {StatusCode::internal,
               fmt::format("entry {} was applied here, and is another one there", entry.index)};
-    SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
-    if (promised() != session.hello.epoch) return gone();
     say(fmt::format("entries {} to {} of epoch {} were never acknowledged, and are dropped",
                     entry.index, log.last_index(), here.ok() ? *here : 0));
     SLUICE_RETURN_IF_ERROR(parts_.journal.truncate_after(lock, entry.index - 1));
@@ -382,8 +406,9 @@ Status Follower::take_entry(Journal::Lock& lock, Session& session, const Entry& 
     // More than may lie in memory: the primary waits, since its ring is not consumed.
     parts_.journal.want_disk(lock, log.last_index());
     parts_.journal.submit_if_wanted(lock);
-    SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
-    if (promised() != session.hello.epoch) return gone();
+    SLUICE_RETURN_IF_ERROR(
+        parts_.journal.wait_until_idle(lock, [&] { return !is_current(session); }));
+    if (!is_current(session)) return gone();
     appended = parts_.journal.append(lock, entry);
   }
   SLUICE_RETURN_IF_ERROR(appended);
@@ -411,6 +436,8 @@ void Follower::acknowledge(Session& session) noexcept {
                         .applied = parts_.store.applied_index(),
                         .consumed = session.consumed.load(std::memory_order_relaxed),
                         .frames = session.frames.load(std::memory_order_relaxed)};
+    // Another primary may have cut the log between these two looks: then they say nothing.
+    if (promised() != session.hello.epoch) return;
     if (ack.memory == session.last_ack.memory && ack.durable == session.last_ack.durable &&
         ack.frames == session.last_ack.frames)
       return;
@@ -426,7 +453,8 @@ void Follower::acknowledge(Session& session) noexcept {
 
 /// By whoever is sending (Session::sending).
 void Follower::let_go(Session& session) noexcept {
-  if (session.handle == nullptr || session.dropped.exchange(true, std::memory_order_relaxed))
+  if (!session.has_handle.load(std::memory_order_acquire) ||  // (6) pairs with (5)
+      session.dropped.exchange(true, std::memory_order_relaxed))
     return;
   parts_.transport.drop_async(session.handle, session.shared_from_this());
 }
@@ -493,6 +521,9 @@ Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
     case wire::FrameKind::entries:
     case wire::FrameKind::fetch: break;
     case wire::FrameKind::checkpoint_begin: {
+      // The log and the store go back to it: until all is here again this node cannot speak for
+      // what it acknowledged.
+      if (session.listing.empty()) SLUICE_RETURN_IF_ERROR(begin_rebuilding());
       if (session.checkpoint) {  // another one
         session.checkpoint.reset();
         session.listing.clear();
@@ -509,7 +540,8 @@ Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
         auto checkpoint = parse_checkpoint(session.listing);
         if (!checkpoint) return checkpoint.status();
         session.checkpoint = std::move(*checkpoint);
-        session.incoming = parts_.store.incoming() + "/" + std::to_string(session.hello.epoch);
+        session.incoming = parts_.store.incoming() + "/" +
+                           std::to_string(checkpoints_.fetch_add(1, std::memory_order_relaxed));
         SLUICE_RETURN_IF_ERROR(remove_folder(session.incoming));
         SLUICE_RETURN_IF_ERROR(make_folder(session.incoming));
       }
@@ -539,6 +571,7 @@ Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
     case wire::FrameKind::checkpoint_end: {
       if (session.file >= 0) ::close(std::exchange(session.file, -1));
       if (!session.checkpoint) return {StatusCode::io_error, "a checkpoint without files"};
+      installing_ = true;  // the caller holds the journal's lock
       parts_.defer([this, shared = session.shared_from_this()] { install(shared); });
       return {};
     }
@@ -558,6 +591,11 @@ void Follower::install(const std::shared_ptr<Session>& session) {
     const Store::Position position = parts_.store.applied();
     return parts_.journal.restart_after(lock, position.index, position.epoch);
   });
+  {
+    Journal::Lock lock(parts_.journal);
+    installing_ = false;
+  }
+  if (!installed.ok()) (void)remove_folder(session->incoming);
   if (!installed.ok()) return end(*session, installed.with_context("install a checkpoint"));
   say(fmt::format("installed a checkpoint of entry {}", session->checkpoint->index));
   std::vector<std::byte> message;
