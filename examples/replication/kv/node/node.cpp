@@ -255,8 +255,12 @@ Status Node::serve_at_once() {
 // --- clients: the I/O thread ---------------------------------------------------------------------
 
 void Node::handle(const Request& request, Ticket ticket) noexcept {
-  if (!open_.load(std::memory_order_acquire))  // (7) pairs with (6)
-    return answer_error(ticket, "CLUSTERDOWN this node is starting: try again");
+  if (!open_.load(std::memory_order_acquire)) {  // (7) pairs with (6)
+    if (request.command.id != CommandId::info)
+      return answer_error(ticket, "CLUSTERDOWN this node is starting: try again");
+    ticket.reply().bulk("# Replication\r\nrole:starting\r\n");  // whoever polls this goes on
+    return std::move(ticket).complete();
+  }
   switch (request.command.id) {
     case CommandId::set:
     case CommandId::del:

@@ -2,7 +2,6 @@
 #include "kv/store/database.hpp"
 
 #include <rocksdb/cache.h>
-#include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
@@ -94,13 +93,11 @@ rocksdb::Options options_for(const StoreOptions& options) {
                                   rocksdb::kLZ4Compression);
   of.compression_per_level[0] = of.compression_per_level[1] = rocksdb::kNoCompression;
   of.level_compaction_dynamic_level_bytes = true;
-  // Files pile up for longer before they are merged, and then by threads that give way: the
-  // requests of clients come first, and writes are slowed down only when there are four times as
-  // many.
+  // Files pile up for longer before they are merged, since the requests of clients come first;
+  // writes are slowed down only when there are four times as many.
   of.level0_file_num_compaction_trigger = kFilesBeforeCompaction;
   of.level0_slowdown_writes_trigger = 4 * kFilesBeforeCompaction;
   of.level0_stop_writes_trigger = 6 * kFilesBeforeCompaction;
-  of.env->LowerThreadPoolCPUPriority(rocksdb::Env::LOW);
   rocksdb::BlockBasedTableOptions table;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(kBloomBitsPerKey));
   table.no_block_cache = options.block_cache_bytes == 0;
