@@ -459,7 +459,6 @@ void Node::begin_term(std::uint64_t epoch, const InSyncSet& in_sync) {
           .self = options_.node,
           .cluster = options_.cluster,
           .folder = options_.data,
-          .entry_bytes_max = options_.entry_bytes_max(),
           .min_in_sync = options_.effective_min_in_sync(),
           .replica_timeout = options_.replica_timeout,
           .elected = !options_.etcd.empty(),
