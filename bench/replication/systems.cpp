@@ -25,28 +25,27 @@ constexpr std::chrono::seconds kPatience{30};
 constexpr double kIdleMs = 20;
 constexpr double kIdleShare = 0.05;
 
-/// The value of an INFO's "key:value" line; nothing if there is none.
-std::optional<std::string> field(std::string_view info, std::string_view key) {
-  for (std::size_t at = 0; at < info.size();) {
-    const std::size_t end = std::min(info.find("\r\n", at), info.size());
-    const std::string_view line = info.substr(at, end - at);
-    if (line.size() > key.size() && line.starts_with(key) && line[key.size()] == ':')
-      return std::string(line.substr(key.size() + 1));
-    at = end + 2;
+/// What follows `key` and `between` in one of the pieces that `separator` stands between.
+std::optional<std::string> value_of(std::string_view text, std::string_view key, char between,
+                                    std::string_view separator) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(separator, at), text.size());
+    const std::string_view piece = text.substr(at, end - at);
+    if (piece.size() > key.size() && piece.starts_with(key) && piece[key.size()] == between)
+      return std::string(piece.substr(key.size() + 1));
+    at = end + separator.size();
   }
   return std::nullopt;
 }
 
+/// The value of an INFO's "key:value" line; nothing if there is none.
+std::optional<std::string> field(std::string_view info, std::string_view key) {
+  return value_of(info, key, ':', "\r\n");
+}
+
 /// The value of "key=value" in a line of such, separated by commas.
 std::optional<std::string> part(std::string_view line, std::string_view key) {
-  for (std::size_t at = 0; at < line.size();) {
-    const std::size_t end = std::min(line.find(',', at), line.size());
-    const std::string_view word = line.substr(at, end - at);
-    if (word.size() > key.size() && word.starts_with(key) && word[key.size()] == '=')
-      return std::string(word.substr(key.size() + 1));
-    at = end + 1;
-  }
-  return std::nullopt;
+  return value_of(line, key, '=', ",");
 }
 
 double milliseconds_since(Clock::time_point begin) {

@@ -181,6 +181,10 @@ struct Feeder::Session final : Channel {
     return {};
   }
 
+  [[nodiscard]] Clock::duration silent_for() const noexcept {
+    return Clock::duration(now_ns() - last_heard.load(std::memory_order_relaxed));
+  }
+
   Feeder& feeder;
   static constexpr std::uint32_t kOver = std::uint32_t{1} << 31;
   std::atomic<std::uint32_t> inside{0};  ///< handlers, and kOver
@@ -263,9 +267,7 @@ Feeder::Snapshot Feeder::snapshot() const {
   out.next = next_.load(std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   out.connected = session_ != nullptr && session_->why.ok();
-  if (session_ != nullptr)
-    out.silent_for =
-        Clock::duration(now_ns() - session_->last_heard.load(std::memory_order_relaxed));
+  if (session_ != nullptr) out.silent_for = session_->silent_for();
   out.last_error = last_error_;
   return out;
 }
@@ -512,13 +514,11 @@ Status Feeder::feed(Session& session, wire::Report report) {
       auto again = await_report(session, std::chrono::milliseconds(kInstallLimit));
       if (!again) return again.status();
       report = std::move(*again);
-      const auto after = common_point(report);
-      if (!after) continue;  // the log was trimmed meanwhile: once more
+      continue;  // has the log been trimmed meanwhile: once more
     }
-    const std::uint64_t from = common_point(report).value_or(0);
-    session.next = from + 1;
+    session.next = *common + 1;
     next_.store(session.next, std::memory_order_relaxed);  // keeps the log from being trimmed
-    const auto previous = parts_.log.epoch_of(from);
+    const auto previous = parts_.log.epoch_of(*common);
     if (!previous) continue;
     session.previous_epoch = *previous;
     break;
@@ -538,9 +538,7 @@ Status Feeder::feed(Session& session, wire::Report report) {
         return stopping() || !session.why.ok() ||
                session.frames_consumed.load(std::memory_order_relaxed) != seen;
       });
-      const auto silent =
-          Clock::duration(now_ns() - session.last_heard.load(std::memory_order_relaxed));
-      if (silent > parts_.silence)
+      if (session.silent_for() > parts_.silence)
         return {StatusCode::timed_out, "it takes nothing, and says nothing"};
     }
     set_state(State::streaming);
@@ -560,9 +558,7 @@ Status Feeder::feed(Session& session, wire::Report report) {
       if (stopping()) return {StatusCode::cancelled, "this node leads no more"};
       if (!session.why.ok()) return session.why;
       if (!session.streaming.load(std::memory_order_relaxed)) break;  // fell behind
-      const auto silent =
-          Clock::duration(now_ns() - session.last_heard.load(std::memory_order_relaxed));
-      if (silent > parts_.silence)
+      if (session.silent_for() > parts_.silence)
         return {StatusCode::timed_out, "it has been silent for too long"};
     }
   }
@@ -655,9 +651,7 @@ Status Feeder::send_blocking(Session& session, wire::FrameKind kind,
     std::unique_lock lock(mutex_);
     wake_.wait_for(lock, kLook, [&] { return stopping() || !session.why.ok(); });
     if (!session.why.ok()) return session.why;
-    const auto silent =
-        Clock::duration(now_ns() - session.last_heard.load(std::memory_order_relaxed));
-    if (silent > parts_.silence + 10s)
+    if (session.silent_for() > parts_.silence + 10s)
       return {StatusCode::timed_out, "it takes no more of the checkpoint"};
   }
 }

@@ -226,36 +226,32 @@ wire::Report Follower::make_report(const Journal::Lock& lock) const {
     const auto epoch = log.epoch_of(index);
     return epoch.ok() ? *epoch : 0;
   };
+  /// Epochs only rise: where the run that ends with `last` begins.
+  const auto run_begins = [&](std::uint64_t epoch, std::uint64_t last) {
+    std::uint64_t low = report.first_index, high = last;  // it is in [low, high]
+    while (low < high) {
+      const std::uint64_t middle = low + (high - low) / 2;
+      if (epoch_of(middle) == epoch)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return low;
+  };
   report.last_epoch = epoch_of(report.last_index);
-  for (std::uint64_t last = report.last_index;
-       last >= report.first_index && report.runs.size() < wire::Report::kRunsMax;) {
+  for (std::uint64_t last = report.last_index, begin = 0; last >= report.first_index;
+       last = begin - 1) {
+    if (report.runs.size() == wire::Report::kRunsMax) {
+      // What is older than these runs is not spoken of: an earlier first entry than the first
+      // run's is no use to anybody then.
+      report.first_index = last + 1;
+      break;
+    }
     const std::uint64_t epoch = epoch_of(last);
     report.runs.push_back({epoch, last});
-    std::uint64_t low = report.first_index, high = last;  // the run's first is in [low, high]
-    while (low < high) {
-      const std::uint64_t middle = low + (high - low) / 2;
-      if (epoch_of(middle) == epoch)
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    last = low - 1;
+    begin = run_begins(epoch, last);
   }
-  // What is older than these runs is not spoken of: an earlier first entry than the first run's is
-  // no use to anybody then.
   std::ranges::reverse(report.runs);
-  if (report.runs.size() == wire::Report::kRunsMax) {
-    const std::uint64_t epoch = report.runs.front().epoch;
-    std::uint64_t low = report.first_index, high = report.runs.front().last_index;
-    while (low < high) {
-      const std::uint64_t middle = low + (high - low) / 2;
-      if (epoch_of(middle) == epoch)
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    report.first_index = low;
-  }
   return report;
 }
 

@@ -132,7 +132,6 @@ void Primary::admit(const Lock& lock, Operation operation, std::span<const std::
       break;
     }
   }
-  backlog_there_.store(backlog_.size(), std::memory_order_relaxed);
 }
 
 /// Appends a write, or answers why not. False: the log has no room until something is durable.
@@ -179,7 +178,6 @@ void Primary::admit_backlog(const Lock& lock) {
     admit(lock, std::move(operation), payload);
     backlog_ = std::move(rest);
   }
-  backlog_there_.store(backlog_.size(), std::memory_order_relaxed);
 }
 
 void Primary::answer_read(CommandId command, std::span<const std::string_view> keys,
@@ -589,7 +587,6 @@ void Primary::tend_feeders() {
                         .self = parts_.self,
                         .cluster = parts_.cluster,
                         .checkpoint_folder = parts_.folder + "/checkpoint-for-" + member.node,
-                        .entry_bytes_max = parts_.entry_bytes_max,
                         .silence = 3 * parts_.replica_timeout});
       feeders_.push_back(feeder);
       begun.push_back(std::move(feeder));

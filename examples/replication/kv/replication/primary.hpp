@@ -86,7 +86,6 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     std::string self;
     std::string cluster;
     std::string folder;
-    std::size_t entry_bytes_max;
     std::size_t min_in_sync;
     std::chrono::milliseconds replica_timeout;
     /// Whether another node can be elected in this one's place; without, the configuration names
@@ -245,7 +244,6 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   std::atomic<bool> stop_begun_{false};
 
   std::atomic<bool> waiters_there_{false};
-  std::atomic<std::size_t> backlog_there_{0};
 };
 
 }  // namespace sluice::kv
