@@ -139,7 +139,9 @@ Status Log::read_chunk(const Source& source, Reading& reading) const {
   const std::uint64_t filled = chunk.filled.load(std::memory_order_acquire);
   std::uint64_t at = source.start.offset - chunk.base;
   std::uint64_t index = source.start.index;
-  while (!reading.enough) {  // bound: the chunk
+  // Not beyond stop_index, though more may be filled: put() counts an entry after it has filled it,
+  // and nobody shall be given one that last_index() does not know.
+  while (!reading.enough && index <= source.stop_index) {  // bound: the chunk
     at = format::entry_place(at);
     if (at >= filled) break;
     const EntryHeader header = format::decode_unsealed(chunk.bytes(at, EntryHeader::kBytes));
