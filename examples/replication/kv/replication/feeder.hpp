@@ -73,6 +73,7 @@ class Feeder {
     Store& store;
     std::string self;
     std::string cluster;
+    std::size_t entry_bytes_max;        ///< that clients may write
     std::string checkpoint_folder;      ///< made and removed as needed; this replica's own
     std::chrono::milliseconds silence;  ///< a connection that is silent for longer is given up
   };

@@ -586,6 +586,7 @@ void Primary::tend_feeders() {
                         .store = parts_.store,
                         .self = parts_.self,
                         .cluster = parts_.cluster,
+                        .entry_bytes_max = parts_.entry_bytes_max,
                         .checkpoint_folder = parts_.folder + "/checkpoint-for-" + member.node,
                         .silence = 3 * parts_.replica_timeout});
       feeders_.push_back(feeder);

@@ -86,6 +86,7 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     std::string self;
     std::string cluster;
     std::string folder;
+    std::size_t entry_bytes_max;
     std::size_t min_in_sync;
     std::chrono::milliseconds replica_timeout;
     /// Whether another node can be elected in this one's place; without, the configuration names
