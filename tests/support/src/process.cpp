@@ -104,6 +104,11 @@ void Process::signal(int number) const {
 }
 void Process::freeze() const {
   signal(SIGSTOP);
+  if (reaped_) return;
+  // The last of its threads takes a while to stop: until then it still does something. Nothing is
+  // reaped here.
+  siginfo_t info;
+  ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT);
 }
 void Process::go_on() const {
   signal(SIGCONT);

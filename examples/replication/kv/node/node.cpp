@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "kv/cluster/etcd_membership.hpp"
@@ -84,6 +85,11 @@ Result<std::unique_ptr<Node>> Node::start(Options options) {
 
 Status Node::open_data() {
   SLUICE_RETURN_IF_ERROR(make_folder(options_.data));
+  // Left by a kill: its hard links would keep files of the store alive.
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(options_.data, ignored))
+    if (entry.path().filename().string().starts_with("checkpoint-for-"))
+      SLUICE_RETURN_IF_ERROR(remove_folder(entry.path().string()));
   auto store = Store::open(options_.data + "/store",
                            {.cluster_id = wire::hash_of(options_.cluster), .on_step = {}});
   if (!store) return store.status();
@@ -131,11 +137,16 @@ Status Node::reconcile() {
   }
   const auto epoch = log.epoch_of(applied.index);
   if (epoch.ok() && *epoch == applied.epoch) return {};
-  if (log.last_index() >= applied.index)
+  if (log.last_index() >= applied.index) {
+    // What it acknowledged beyond that is dropped with the log.
+    if (!options_.alone())
+      SLUICE_RETURN_IF_ERROR(
+          write_file_atomically(options_.data + "/REBUILDING", "a log that differs\n"));
     say(
         fmt::format("entry {} of the log is of another epoch than the store's: the log goes on "
                     "behind the store",
                     applied.index));
+  }
   return journal_->restart_after(lock, applied.index, applied.epoch);
 }
 
@@ -441,29 +452,33 @@ void Node::begin_term(std::uint64_t epoch, const InSyncSet& in_sync) {
   if (!membership_->leads(epoch)) return;  // already over
   if (const Status promised = follower_->promise(epoch); !promised.ok()) {
     note_error(promised.with_context("cannot lead in epoch " + std::to_string(epoch)));
-    return step_back(promised.message());
+    return step_back(epoch, promised.message());
   }
   follower_->close();
+  if (follower_->rebuilding()) return step_back(epoch, "its data is not complete yet");
   const bool empty = journal_->log().last_index() == 0;
   if (!options_.etcd.empty() && empty && in_sync.epoch != 0 && !follower_->rebuilding()) {
     (void)follower_->begin_rebuilding();
-    return step_back("it has no data, and the cluster has: its disk was lost or replaced");
+    return step_back(epoch, "it has no data, and the cluster has: its disk was lost or replaced");
   }
   auto term = std::make_shared<Primary>(
-      Primary::Parts{
-          .membership = *membership_,
-          .transport = options_.alone() ? nullptr : transport_.get(),
-          .journal = *journal_,
-          .applier = *applier_,
-          .store = *store_,
-          .self = options_.node,
-          .cluster = options_.cluster,
-          .folder = options_.data,
-          .min_in_sync = options_.effective_min_in_sync(),
-          .replica_timeout = options_.replica_timeout,
-          .elected = !options_.etcd.empty(),
-          .step_back = [this](const std::string& why) { defer([this, why] { step_back(why); }); },
-          .answered_sequence = answered_sequence_},
+      Primary::Parts{.membership = *membership_,
+                     .transport = options_.alone() ? nullptr : transport_.get(),
+                     .journal = *journal_,
+                     .applier = *applier_,
+                     .store = *store_,
+                     .self = options_.node,
+                     .cluster = options_.cluster,
+                     .folder = options_.data,
+                     .entry_bytes_max = options_.entry_bytes_max(),
+                     .min_in_sync = options_.effective_min_in_sync(),
+                     .replica_timeout = options_.replica_timeout,
+                     .elected = !options_.etcd.empty(),
+                     .step_back =
+                         [this, epoch](const std::string& why) {
+                           defer([this, epoch, why] { step_back(epoch, why); });
+                         },
+                     .answered_sequence = answered_sequence_},
       epoch, in_sync);
   {
     const std::lock_guard lock(role_mutex_);
@@ -485,7 +500,8 @@ void Node::end_term() {
   if (ending != nullptr) ending->stop();
 }
 
-void Node::step_back(const std::string& why) {
+void Node::step_back(std::uint64_t epoch, const std::string& why) {
+  if (const auto term = primary(); term != nullptr && term->epoch() != epoch) return;
   say("steps back: " + why);
   {
     const std::lock_guard lock(role_mutex_);
@@ -509,7 +525,7 @@ void Node::tidy() {
     note_error(failed);
     if (const auto term = primary(); term != nullptr) {
       term->depose(failed.message());
-      step_back(failed.message());
+      step_back(term->epoch(), failed.message());
       willing_again_at_.reset();
     }
     return;
@@ -549,8 +565,8 @@ void Node::shut_down() {
     const std::lock_guard lock(jobs_mutex_);
     jobs_.clear();
   }
-  if (follower_ != nullptr) follower_->close();
   if (transport_ != nullptr) transport_->stop_listening();
+  if (follower_ != nullptr) follower_->close();
   if (journal_ != nullptr && transport_ != nullptr) {
     if (const Status settled = journal_->settle(kLastWrites); !settled.ok()) say(settled.message());
   }

@@ -77,7 +77,8 @@ class Node final : public CommandHandler {
   void defer(std::function<void()> job);
   void begin_term(std::uint64_t epoch, const InSyncSet& in_sync);
   void end_term();
-  void step_back(const std::string& why);
+  /// Nothing if another epoch is led by now.
+  void step_back(std::uint64_t epoch, const std::string& why);
   void set_willing_again();
   void tidy();
 

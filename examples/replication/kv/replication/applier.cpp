@@ -13,12 +13,22 @@ constexpr std::size_t kBatchEntries = 1024;
 
 }  // namespace
 
-void Applier::advance(std::uint64_t index) noexcept {
+void Applier::raise(std::uint64_t index) noexcept {
   std::uint64_t known = target_.load(std::memory_order_relaxed);
   while (index > known && !target_.compare_exchange_weak(known, index, std::memory_order_relaxed)) {
   }
+}
+
+void Applier::kick() noexcept {
   // OneAtATime hands the target on to whoever is at work.
-  if (index > known) turn_.run([this]() noexcept { work(); });
+  if (target_.load(std::memory_order_relaxed) > store_.applied_index())
+    turn_.run([this]() noexcept { work(); });
+}
+
+void Applier::cut(std::uint64_t index) {
+  const std::lock_guard lock(mutex_);
+  target_.store(std::min(target_.load(std::memory_order_relaxed), index),
+                std::memory_order_relaxed);
 }
 
 void Applier::retry() noexcept {

@@ -29,8 +29,14 @@ class Applier {
   Applier(const Log& log, Store& store, Failed failed)
       : log_(log), store_(store), failed_(std::move(failed)) {}
 
-  /// All entries up to this one count. A lower number than before changes nothing.
-  void advance(std::uint64_t index) noexcept;
+  /// All entries up to this one count. A lower number than before changes nothing. With the
+  /// journal's lock held, so that it comes in order with cut(); then kick(), without it.
+  void raise(std::uint64_t index) noexcept;
+  /// Applies what counts, unless somebody is at it.
+  void kick() noexcept;
+  /// The log is about to be cut behind this entry: nothing beyond it is applied any more when this
+  /// returns. Without the journal's lock: whoever applies may need it.
+  void cut(std::uint64_t index);
   /// Whoever answers clients; nullptr: nobody. After it has returned the one before is not called
   /// any more.
   void observe(std::shared_ptr<const Observer> observer);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kv/replication/frame_fill.hpp"
 #include "kv/store/files.hpp"
 
 namespace sluice::kv {
@@ -30,6 +31,8 @@ constexpr std::size_t kFrameBytes = std::size_t{256} << 10;
 /// read from files.
 constexpr std::uint64_t kStreamingBytesBehind = std::uint64_t{4} << 20;
 constexpr std::uint64_t kRingBytesMin = 256 * 1024;
+/// Of a read; writes have their number in the connection.
+constexpr std::uint64_t kReadId = ~std::uint64_t{0};
 
 std::int64_t now_ns() noexcept {
   return Clock::now().time_since_epoch().count();
@@ -54,7 +57,33 @@ std::string_view to_string(Feeder::State state) noexcept {
 struct Feeder::Session final : Channel {
   explicit Session(Feeder& f) noexcept : feeder(f) {}
 
+  /// A handler that did not return in time, when the connection was let go, must not find a feeder
+  /// that is gone: from now on none enters, and those inside are waited for.
+  void leave_feeder() noexcept {
+    inside.fetch_add(kOver, std::memory_order_acq_rel);  // (5) pairs with (6), (7)
+    for (std::uint32_t in = inside.load(std::memory_order_acquire); in != kOver;
+         in = inside.load(std::memory_order_acquire))
+      inside.wait(in, std::memory_order_acquire);
+  }
+  class Visit {
+   public:
+    explicit Visit(Session& session) noexcept : session_(session) {
+      allowed_ = (session_.inside.fetch_add(1, std::memory_order_acq_rel) & kOver) == 0;  // (6)
+    }
+    ~Visit() {
+      session_.inside.fetch_sub(1, std::memory_order_acq_rel);  // (7)
+      session_.inside.notify_all();
+    }
+    explicit operator bool() const noexcept { return allowed_; }
+
+   private:
+    Session& session_;
+    bool allowed_;
+  };
+
   void on_receives(std::span<const ibv_wc> batch, ReceivePool& pool) noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;  // the pool takes its buffers back itself
     bool acknowledged = false;
     for (const ibv_wc& wc : batch) {
       const ReceivedBuffer buffer = pool.take(wc);
@@ -77,6 +106,12 @@ struct Feeder::Session final : Channel {
           report = std::move(*decoded);
         else
           why = decoded.status();
+      } else if (*kind == wire::MessageKind::fetched) {
+        auto decoded = wire::decode_fetched(buffer.bytes());
+        if (decoded.ok())
+          fetched = *decoded;
+        else
+          why = decoded.status();
       } else {
         auto decoded = wire::decode_refusal(buffer.bytes());
         if (decoded.ok())
@@ -97,10 +132,19 @@ struct Feeder::Session final : Channel {
     feeder.parts_.owner.on_progress();
   }
   void on_sends(std::span<const ibv_wc> batch) noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;
     if (!std::ranges::all_of(batch, [](const ibv_wc& wc) { return wc.status == IBV_WC_SUCCESS; }))
-      broken({StatusCode::connection_lost, "a write to it failed"});
+      return broken({StatusCode::connection_lost, "a write to it failed"});
+    if (std::ranges::any_of(batch, [](const ibv_wc& wc) { return wc.wr_id == kReadId; })) {
+      const std::lock_guard lock(feeder.mutex_);
+      read_done = true;
+      feeder.wake_.notify_all();
+    }
   }
   void on_closed() noexcept override {
+    const Visit visit(*this);
+    if (!visit) return;
     broken({StatusCode::connection_lost, "its connection is closed"});
   }
   void broken(Status status) noexcept {
@@ -142,6 +186,8 @@ struct Feeder::Session final : Channel {
   }
 
   Feeder& feeder;
+  static constexpr std::uint32_t kOver = std::uint32_t{1} << 31;
+  std::atomic<std::uint32_t> inside{0};  ///< handlers, and kOver
   std::shared_ptr<ConnectionHandle> handle;
   std::shared_ptr<rpma::MemoryRegion> staging;  ///< what the replica's ring is a copy of
   std::shared_ptr<rpma::RemoteRegion> ring;
@@ -165,6 +211,8 @@ struct Feeder::Session final : Channel {
   // Guarded by the feeder's mutex.
   std::optional<wire::Report> report;
   std::optional<wire::Refusal> refusal;
+  std::optional<wire::Fetched> fetched;
+  bool read_done = false;
   Status why;  ///< not ok: broken
 };
 
@@ -276,14 +324,16 @@ Status Feeder::serve_once() {
     session_ = nullptr;
   }
   session->streaming.store(false, std::memory_order_relaxed);
-  // What it had in memory may be gone when it is back.
-  memory_.store(durable_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   {
     const std::lock_guard lock(session->writing);
     session->let_go = true;
   }
   const auto handle_to_drop = session->handle;
   parts_.transport.drop(handle_to_drop, session);
+  session->leave_feeder();
+  // What it had in memory may be gone when it is back.
+  memory_.store(durable_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  next_.store(0, std::memory_order_relaxed);
   return outcome;
 }
 
@@ -310,7 +360,7 @@ Result<wire::Report> Feeder::await_report(Session& session, std::chrono::millise
   return session.why;
 }
 
-std::optional<std::uint64_t> Feeder::common_point(const wire::Report& report) const {
+std::optional<std::uint64_t> Feeder::last_common(const wire::Report& report) const {
   const auto epoch_here = [this](std::uint64_t index) -> std::uint64_t {
     const auto epoch = parts_.log.epoch_of(index);
     return epoch.ok() ? *epoch : 0;
@@ -350,10 +400,64 @@ std::optional<std::uint64_t> Feeder::common_point(const wire::Report& report) co
     common = 0;  // both reach back to the beginning, and differ from there on
     found = true;
   }
-  // What it has applied cannot be taken back; and of what it applied it must be the same history.
-  if (!found || common < report.applied_index) return std::nullopt;
-  if (common + 1 < parts_.log.first_index()) return std::nullopt;
+  if (!found || common + 1 < parts_.log.first_index()) return std::nullopt;
   return common;
+}
+
+std::optional<std::uint64_t> Feeder::common_point(const wire::Report& report) const {
+  const auto common = last_common(report);
+  // What it has applied cannot be taken back, and must be the same history.
+  if (!common || *common < report.applied_index) return std::nullopt;
+  const auto epoch = parts_.log.epoch_of(report.applied_index);
+  if (epoch.ok() && *epoch != report.applied_epoch) return std::nullopt;
+  return common;
+}
+
+/// The other way round: a node that was elected, or named, takes over what this one has more.
+Status Feeder::fetch(Session& session, const wire::Report& report) {
+  const auto common = last_common(report);
+  if (!common) return {StatusCode::unreachable, "the two logs have nothing in common"};
+  SLUICE_RETURN_IF_ERROR(parts_.owner.cut_after(*common));
+  for (std::uint64_t from = *common + 1; from <= report.last_index;) {
+    {
+      const std::lock_guard lock(mutex_);
+      session.fetched.reset();
+      session.read_done = false;
+    }
+    session.next = from;
+    SLUICE_RETURN_IF_ERROR(send_blocking(
+        session, wire::FrameKind::fetch, [](std::span<std::byte>) { return std::size_t{0}; }, 0));
+    wire::Fetched fetched;
+    {
+      std::unique_lock lock(mutex_);
+      const bool there = wake_.wait_for(
+          lock, kReportLimit, [&] { return stopping() || session.fetched || !session.why.ok(); });
+      if (!session.why.ok()) return session.why;
+      if (!there || stopping()) return {StatusCode::timed_out, "it does not answer"};
+      fetched = *session.fetched;
+    }
+    if (fetched.bytes < wire::FrameHeader::kBytes || fetched.offset > session.ring_bytes ||
+        fetched.bytes > session.ring_bytes - fetched.offset)
+      return {StatusCode::io_error, "it has not what it said"};
+    SLUICE_RETURN_IF_ERROR(session.handle->connection().read(session.staging.get(), fetched.offset,
+                                                             *session.ring, fetched.offset,
+                                                             fetched.bytes, kReadId));
+    {
+      std::unique_lock lock(mutex_);
+      const bool there = wake_.wait_for(
+          lock, kReportLimit, [&] { return stopping() || session.read_done || !session.why.ok(); });
+      if (!session.why.ok()) return session.why;
+      if (!there || stopping()) return {StatusCode::timed_out, "its memory cannot be read"};
+    }
+    const auto frame =
+        wire::open_frame(session.staging->memory().subspan(fetched.offset, fetched.bytes));
+    if (!frame) return frame.status();
+    if (frame->header.first_index != from || frame->header.count == 0)
+      return {StatusCode::io_error, "it has not what it said"};
+    SLUICE_RETURN_IF_ERROR(parts_.owner.take_fetched(*frame));
+    from += frame->header.count;
+  }
+  return {};
 }
 
 Status Feeder::feed(Session& session, wire::Report report) {
@@ -370,21 +474,38 @@ Status Feeder::feed(Session& session, wire::Report report) {
   if (report.ring_bytes < kRingBytesMin || report.ring_bytes % wire::kFrameAlign != 0 ||
       report.frames_max == 0)
     return {StatusCode::rejected, "it offers a ring that cannot be used"};
+  if (report.ring_bytes / 2 <
+      parts_.entry_bytes_max + wire::kEntryHeaderBytes + wire::FrameHeader::kBytes)
+    return {StatusCode::rejected,
+            fmt::format("its ring of {} bytes is too small for entries of {}: give it the same "
+                        "--ring-bytes as this node",
+                        report.ring_bytes, parts_.entry_bytes_max)};
   auto ring = rpma::RemoteRegion::from_descriptor(report.ring);
   if (!ring) return ring.status();
   session.ring = std::move(*ring);
   session.ring_bytes = report.ring_bytes;
   session.frames_max = std::min(report.frames_max, Transport::kFramesMax);
   auto staging = rpma::MemoryRegion::allocate(parts_.transport.peer(), report.ring_bytes,
-                                              RPMA_MR_USAGE_WRITE_SRC);
+                                              RPMA_MR_USAGE_WRITE_SRC | RPMA_MR_USAGE_READ_DST);
   if (!staging) return staging.status();
   session.staging = std::move(*staging);
 
   {
     set_state(State::waiting);
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return stopping() || !session.why.ok() || parts_.owner.may_write(); });
-    if (!session.why.ok()) return session.why;
+    while (!stopping() && !parts_.owner.may_write()) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] {
+          return stopping() || !session.why.ok() || parts_.owner.may_write() ||
+                 parts_.owner.wants_from(node_);
+        });
+        if (!session.why.ok()) return session.why;
+      }
+      if (!stopping() && parts_.owner.wants_from(node_)) {
+        SLUICE_RETURN_IF_ERROR(fetch(session, report).with_context("fetch what it has more"));
+        parts_.owner.on_fetched(node_);
+      }
+    }
   }
   while (!stopping()) {
     const auto common = common_point(report);
@@ -396,6 +517,7 @@ Status Feeder::feed(Session& session, wire::Report report) {
       continue;  // has the log been trimmed meanwhile: once more
     }
     session.next = *common + 1;
+    next_.store(session.next, std::memory_order_relaxed);  // keeps the log from being trimmed
     const auto previous = parts_.log.epoch_of(*common);
     if (!previous) continue;
     session.previous_epoch = *previous;
@@ -479,41 +601,30 @@ Feeder::Filled Feeder::fill(Session& session) {
                              .disk = parts_.owner.disk_index(),
                              .first_index = session.next,
                              .previous_epoch = session.previous_epoch};
-    std::size_t filled = wire::FrameHeader::kBytes;
-    std::uint64_t last_epoch = session.previous_epoch;
-    std::size_t too_large = 0;
+    FilledFrame filled{.bytes = wire::FrameHeader::kBytes, .last_epoch = session.previous_epoch};
     if (!nothing) {
-      const auto read = parts_.log.read(session.next, most, [&](const Entry& entry) {
-        const std::size_t bytes = wire::entry_bytes(entry.payload.size());
-        if (bytes > frame.size() - filled) {
-          if (header.count == 0) too_large = bytes + wire::FrameHeader::kBytes;
-          return false;
-        }
-        wire::put_entry(entry, frame.subspan(filled));
-        filled += bytes;
-        last_epoch = entry.epoch;
-        ++header.count;
-        return true;
-      });
+      const auto read = fill_frame(parts_.log, session.next, frame);
       if (!read.ok()) {
         session.broken(read.status());  // trimmed under a replica that was too slow
         return Filled::broken;
       }
-      if (header.count == 0) {
-        if (too_large == 0 || too_large > session.ring_bytes / 2) return Filled::broken;
-        wanted = too_large;
+      filled = *read;
+      if (filled.count == 0) {
+        if (filled.needed == 0 || filled.needed > session.ring_bytes / 2) return Filled::broken;
+        wanted = filled.needed;
         continue;
       }
+      header.count = filled.count;
     }
-    header.bytes = static_cast<std::uint32_t>(filled);
+    header.bytes = static_cast<std::uint32_t>(filled.bytes);
     header.commit = parts_.owner.commit_index();
     const Status sent = session.send(header, *at);
     if (sent.code() == StatusCode::resource_exhausted) return Filled::no_room;
     if (!sent.ok()) return Filled::broken;
     session.next += header.count;
-    session.previous_epoch = last_epoch;
+    session.previous_epoch = filled.last_epoch;
     if (header.count > 0)
-      session.bytes_per_entry = std::max<std::uint64_t>(1, filled / header.count);
+      session.bytes_per_entry = std::max<std::uint64_t>(1, filled.bytes / header.count);
     next_.store(session.next, std::memory_order_relaxed);
     wanted = kFrameBytes;
   }
@@ -551,6 +662,7 @@ Status Feeder::send_checkpoint(Session& session) {
   (void)remove_folder(parts_.checkpoint_folder);
   const auto checkpoint = parts_.store.make_checkpoint(parts_.checkpoint_folder);
   if (!checkpoint) return checkpoint.status().with_context("make a checkpoint for it");
+  next_.store(checkpoint->index + 1, std::memory_order_relaxed);
   fmt::print(
       stderr, "sluice-kv: node {}: replica {} gets a checkpoint of entry {} ({} files, {} KiB)\n",
       parts_.self, node_, checkpoint->index, checkpoint->files.size(), checkpoint->bytes() / 1024);

@@ -56,6 +56,12 @@ class Feeder {
     /// Until it is, nothing may be written to a replica: it would be cut to this node's log.
     [[nodiscard]] virtual bool may_write() const noexcept = 0;
     virtual void on_report(const std::string& node, const wire::Report& report) = 0;
+    /// Whether this node takes over what that one has more, before it leads.
+    [[nodiscard]] virtual bool wants_from(const std::string& node) = 0;
+    /// Drops what comes after, which nobody else has.
+    [[nodiscard]] virtual Status cut_after(std::uint64_t index) = 0;
+    [[nodiscard]] virtual Status take_fetched(const wire::Frame& frame) = 0;
+    virtual void on_fetched(const std::string& node) = 0;
     /// The replica has promised to follow a later primary.
     virtual void on_superseded(std::uint64_t epoch) = 0;
     virtual void on_progress() noexcept = 0;
@@ -67,6 +73,7 @@ class Feeder {
     Store& store;
     std::string self;
     std::string cluster;
+    std::size_t entry_bytes_max;        ///< that clients may write
     std::string checkpoint_folder;      ///< made and removed as needed; this replica's own
     std::chrono::milliseconds silence;  ///< a connection that is silent for longer is given up
   };
@@ -109,7 +116,10 @@ class Feeder {
   [[nodiscard]] Status serve_once();
   [[nodiscard]] Result<wire::Report> await_report(Session& session,
                                                   std::chrono::milliseconds limit);
-  /// The last entry that both logs have; nothing: the replica needs a checkpoint.
+  /// The last entry that both logs have.
+  [[nodiscard]] std::optional<std::uint64_t> last_common(const wire::Report& report) const;
+  [[nodiscard]] Status fetch(Session& session, const wire::Report& report);
+  /// Where to go on from; nothing: the replica needs a checkpoint.
   [[nodiscard]] std::optional<std::uint64_t> common_point(const wire::Report& report) const;
   [[nodiscard]] Status feed(Session& session, wire::Report report);
   [[nodiscard]] Status send_checkpoint(Session& session);

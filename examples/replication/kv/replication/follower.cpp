@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/replication/frame_fill.hpp"
 #include "kv/store/files.hpp"
 #include "one_at_a_time.hpp"
 
@@ -55,6 +56,7 @@ struct Follower::Session final : Channel, std::enable_shared_from_this<Session> 
   std::shared_ptr<rpma::MemoryRegion> ring;
   std::shared_ptr<rpma::MemoryRegion> messages;
   std::shared_ptr<ConnectionHandle> handle;  ///< set before the first frame can come
+  std::atomic<bool> has_handle{false};
   std::atomic<bool> closed{false};
   std::atomic<bool> dropped{false};
 
@@ -131,6 +133,7 @@ Status Follower::begin_rebuilding() {
   SLUICE_RETURN_IF_ERROR(
       write_file_atomically(parts_.folder + "/REBUILDING",
                             "this node's data was lost, and is fetched from the primary\n"));
+  rebuild_target_.store(0, std::memory_order_relaxed);
   rebuilding_.store(true, std::memory_order_relaxed);
   return {};
 }
@@ -152,12 +155,17 @@ std::shared_ptr<Channel> Follower::on_request(std::span<const std::byte> bytes) 
 void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& channel) {
   const auto session = static_cast<Session&>(channel).shared_from_this();
   session->handle = std::move(handle);
+  session->has_handle.store(true, std::memory_order_release);  // (5) pairs with (6)
   const std::uint64_t epoch = session->hello.epoch;
   const std::uint64_t before = promised();
   const Status promised_now = [&]() -> Status {
     if (!session->unsuitable.ok()) return session->unsuitable;
     if (const Status failed = parts_.journal.log().failed(); !failed.ok()) return failed;
-    return promise(epoch);
+    SLUICE_RETURN_IF_ERROR(promise(epoch));
+    // What is installed replaces the log: nothing may be acknowledged meanwhile.
+    Journal::Lock lock(parts_.journal);
+    if (installing_) return {StatusCode::rejected, "it installs a checkpoint just now: try again"};
+    return {};
   }();
   if (epoch > before && promised_now.ok()) parts_.on_newer_epoch(epoch);
 
@@ -168,7 +176,7 @@ void Follower::on_connected(std::shared_ptr<ConnectionHandle> handle, Channel& c
   std::vector<std::byte> message;
   if (promised_now.ok()) {
     auto ring = rpma::MemoryRegion::allocate(parts_.transport.peer(), parts_.ring_bytes,
-                                             RPMA_MR_USAGE_WRITE_DST);
+                                             RPMA_MR_USAGE_WRITE_DST | RPMA_MR_USAGE_READ_SRC);
     if (!ring) return end(*session, ring.status());
     session->ring = std::move(*ring);
     std::shared_ptr<Session> before_it;
@@ -274,11 +282,18 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
     else
       frames[count++] = *frame;
   }
-  std::uint64_t commit = 0;
+  std::uint64_t commit = 0, fetch_from = 0;
   {
     Journal::Lock lock(parts_.journal);
+    if (session.closed.load(std::memory_order_relaxed)) status = gone();
     for (std::size_t i = 0; i < count && status.ok(); ++i) {
       const wire::Frame& frame = frames[i];
+      // A node that has nothing, in a cluster that has something, lost its disk: even if it was
+      // fed a little since, it cannot speak for what it once acknowledged.
+      if (!rebuilding() && parts_.journal.log().last_index() == 0 &&
+          (frame.header.commit > 0 || frame.header.first_index > 1))
+        status = begin_rebuilding();
+      if (!status.ok()) break;
       if (frame.header.kind == wire::FrameKind::entries) {
         status = take_entries(lock, session, frame);
         if (!status.ok()) break;
@@ -287,29 +302,63 @@ void Follower::take_frames(Session& session, std::span<const ibv_wc> batch,
         commit = std::max(
             commit, std::min(frame.header.commit, session.matched.load(std::memory_order_relaxed)));
         if (rebuilding() && rebuild_target_.load(std::memory_order_relaxed) == 0)
-          rebuild_target_.store(std::max<std::uint64_t>(1, frame.header.commit),
-                                std::memory_order_relaxed);
+          // `disk` is the primary's first entry at least, behind all that was ever acknowledged.
+          rebuild_target_.store(
+              std::max({std::uint64_t{1}, frame.header.commit, frame.header.disk}),
+              std::memory_order_relaxed);
       } else {
         if (promised() != session.hello.epoch) {
           status = gone();
           break;
         }
-        status = take_checkpoint(session, frame);
+        if (frame.header.kind == wire::FrameKind::fetch)
+          fetch_from = frame.header.first_index;
+        else
+          status = take_checkpoint(session, frame);
       }
       session.frames.fetch_add(1, std::memory_order_relaxed);
       session.consumed.store(frame.header.position, std::memory_order_relaxed);
     }
     parts_.journal.submit_if_wanted(lock);
+    parts_.applier.raise(commit);
   }
   if (!status.ok()) return end(session, status);
   if (count == 0) return;
+  if (fetch_from > 0) answer_fetch(session, fetch_from);
   acknowledge(session);
-  if (commit > 0) parts_.applier.advance(commit);
+  parts_.applier.kick();
   if (rebuilding()) note_rebuilt(session);
 }
 
+/// Puts entries where the other side can read them: in the half of the ring that it does not use
+/// before it leads.
+void Follower::answer_fetch(Session& session, std::uint64_t from) {
+  const std::size_t offset =
+      session.ring->memory().size() / 2 / wire::kFrameAlign * wire::kFrameAlign;
+  const auto frame = session.ring->memory().subspan(offset);
+  const Log& log = parts_.journal.log();
+  wire::Fetched fetched{.offset = offset, .bytes = 0};
+  const auto filled = fill_frame(log, from, frame);
+  const auto previous = log.epoch_of(from - 1);
+  if (filled && previous && filled->count > 0) {
+    wire::seal({.kind = wire::FrameKind::entries,
+                .bytes = static_cast<std::uint32_t>(filled->bytes),
+                .count = filled->count,
+                .epoch = session.hello.epoch,
+                .first_index = from,
+                .previous_epoch = *previous},
+               frame);
+    fetched.bytes = filled->bytes;
+  }
+  send_message(session, wire::encode(fetched));
+}
+
+bool Follower::is_current(const Session& session) const noexcept {
+  return promised() == session.hello.epoch && !session.closed.load(std::memory_order_relaxed);
+}
+
 Status Follower::take_entries(Journal::Lock& lock, Session& session, const wire::Frame& frame) {
-  if (promised() != session.hello.epoch) return gone();
+  if (!is_current(session)) return gone();
   const Log& log = parts_.journal.log(lock);
   const std::uint64_t before = frame.header.first_index - 1;
   if (before > log.last_index())
@@ -336,11 +385,14 @@ Status Follower::take_entry(Journal::Lock& lock, Session& session, const Entry& 
                             std::memory_order_relaxed);
       return {};
     }
+    // Nothing of it may be under way to the store.
+    lock.give_up_for([&] { parts_.applier.cut(entry.index - 1); });
+    SLUICE_RETURN_IF_ERROR(
+        parts_.journal.wait_until_idle(lock, [&] { return !is_current(session); }));
+    if (!is_current(session)) return gone();
     if (entry.index <= parts_.store.applied_index())
       return {StatusCode::internal,
               fmt::format("entry {} was applied here, and is another one there", entry.index)};
-    SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
-    if (promised() != session.hello.epoch) return gone();
     say(fmt::format("entries {} to {} of epoch {} were never acknowledged, and are dropped",
                     entry.index, log.last_index(), here.ok() ? *here : 0));
     SLUICE_RETURN_IF_ERROR(parts_.journal.truncate_after(lock, entry.index - 1));
@@ -350,8 +402,9 @@ Status Follower::take_entry(Journal::Lock& lock, Session& session, const Entry& 
     // More than may lie in memory: the primary waits, since its ring is not consumed.
     parts_.journal.want_disk(lock, log.last_index());
     parts_.journal.submit_if_wanted(lock);
-    SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
-    if (promised() != session.hello.epoch) return gone();
+    SLUICE_RETURN_IF_ERROR(
+        parts_.journal.wait_until_idle(lock, [&] { return !is_current(session); }));
+    if (!is_current(session)) return gone();
     appended = parts_.journal.append(lock, entry);
   }
   SLUICE_RETURN_IF_ERROR(appended);
@@ -379,6 +432,8 @@ void Follower::acknowledge(Session& session) noexcept {
                         .applied = parts_.store.applied_index(),
                         .consumed = session.consumed.load(std::memory_order_relaxed),
                         .frames = session.frames.load(std::memory_order_relaxed)};
+    // Another primary may have cut the log between these two looks: then they say nothing.
+    if (promised() != session.hello.epoch) return;
     if (ack.memory == session.last_ack.memory && ack.durable == session.last_ack.durable &&
         ack.frames == session.last_ack.frames)
       return;
@@ -394,7 +449,8 @@ void Follower::acknowledge(Session& session) noexcept {
 
 /// By whoever is sending (Session::sending).
 void Follower::let_go(Session& session) noexcept {
-  if (session.handle == nullptr || session.dropped.exchange(true, std::memory_order_relaxed))
+  if (!session.has_handle.load(std::memory_order_acquire) ||  // (6) pairs with (5)
+      session.dropped.exchange(true, std::memory_order_relaxed))
     return;
   parts_.transport.drop_async(session.handle, session.shared_from_this());
 }
@@ -458,8 +514,12 @@ Follower::Info Follower::info() const {
 
 Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
   switch (frame.header.kind) {
-    case wire::FrameKind::entries: break;
+    case wire::FrameKind::entries:
+    case wire::FrameKind::fetch: break;
     case wire::FrameKind::checkpoint_begin: {
+      // The log and the store go back to it: until all is here again this node cannot speak for
+      // what it acknowledged.
+      if (session.listing.empty()) SLUICE_RETURN_IF_ERROR(begin_rebuilding());
       if (session.checkpoint) {  // another one
         session.checkpoint.reset();
         session.listing.clear();
@@ -476,7 +536,8 @@ Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
         auto checkpoint = parse_checkpoint(session.listing);
         if (!checkpoint) return checkpoint.status();
         session.checkpoint = std::move(*checkpoint);
-        session.incoming = parts_.store.incoming() + "/" + std::to_string(session.hello.epoch);
+        session.incoming = parts_.store.incoming() + "/" +
+                           std::to_string(checkpoints_.fetch_add(1, std::memory_order_relaxed));
         SLUICE_RETURN_IF_ERROR(remove_folder(session.incoming));
         SLUICE_RETURN_IF_ERROR(make_folder(session.incoming));
       }
@@ -506,6 +567,7 @@ Status Follower::take_checkpoint(Session& session, const wire::Frame& frame) {
     case wire::FrameKind::checkpoint_end: {
       if (session.file >= 0) ::close(std::exchange(session.file, -1));
       if (!session.checkpoint) return {StatusCode::io_error, "a checkpoint without files"};
+      installing_ = true;  // the caller holds the journal's lock
       parts_.defer([this, shared = session.shared_from_this()] { install(shared); });
       return {};
     }
@@ -525,6 +587,11 @@ void Follower::install(const std::shared_ptr<Session>& session) {
     const Store::Position position = parts_.store.applied();
     return parts_.journal.restart_after(lock, position.index, position.epoch);
   });
+  {
+    Journal::Lock lock(parts_.journal);
+    installing_ = false;
+  }
+  if (!installed.ok()) (void)remove_folder(session->incoming);
   if (!installed.ok()) return end(*session, installed.with_context("install a checkpoint"));
   say(fmt::format("installed a checkpoint of entry {}", session->checkpoint->index));
   std::vector<std::byte> message;

@@ -77,10 +77,13 @@ class Follower final : public Transport::Acceptor {
   explicit Follower(Parts parts);
   [[nodiscard]] Status store_promise(std::uint64_t epoch);
   [[nodiscard]] wire::Report make_report(const Journal::Lock& lock) const;
+  /// Under the journal's lock: whether what it sends still counts.
+  [[nodiscard]] bool is_current(const Session& session) const noexcept;
   void take_frames(Session& session, std::span<const ibv_wc> batch, ReceivePool& pool) noexcept;
   [[nodiscard]] Status take_entries(Journal::Lock& lock, Session& session,
                                     const wire::Frame& frame);
   [[nodiscard]] Status take_entry(Journal::Lock& lock, Session& session, const Entry& entry);
+  void answer_fetch(Session& session, std::uint64_t from);
   [[nodiscard]] Status take_checkpoint(Session& session, const wire::Frame& frame);
   void install(const std::shared_ptr<Session>& session);
   void acknowledge(Session& session) noexcept;
@@ -94,6 +97,8 @@ class Follower final : public Transport::Acceptor {
   std::atomic<std::uint64_t> promised_{0};  ///< changed under the journal's lock
   std::atomic<bool> rebuilding_{false};
   std::atomic<std::uint64_t> rebuild_target_{0};
+  bool installing_ = false;                    ///< a checkpoint; guarded by the journal's lock
+  std::atomic<std::uint64_t> checkpoints_{0};  ///< received: names their folders
 
   mutable std::mutex mutex_;
   std::shared_ptr<Session> current_;

@@ -18,6 +18,7 @@ constexpr std::uint64_t kMarkBytes = 64 * 1024;
 /// What an entry takes in a file beside its payload, roughly.
 constexpr std::uint64_t kEntryOverhead = 32;
 constexpr auto kIdleLimit = 60s;
+constexpr auto kLookEvery = 50ms;
 
 }  // namespace
 
@@ -59,7 +60,11 @@ Status Journal::attach(Dispatcher& dispatcher, std::function<void()> moved) {
         {
           Lock lock(*this);
           for (const io_uring_cqe& cqe : cqes) (void)log_->on_completion(cqe);  // failed() says so
-          submit_if_wanted(lock);
+          // A group that has to be written once more is nobody's wish, and has to go out.
+          if (log_->in_flight() > 0)
+            submit(lock);
+          else
+            submit_if_wanted(lock);
           if (log_->in_flight() == 0) idle_.notify_all();
         }
         moved_();
@@ -120,12 +125,14 @@ void Journal::submit_if_old(const Lock& lock) {
   if (unsubmitted_bytes_ > 0 && Clock::now() - oldest_unsubmitted_ >= kLazyWrite) submit(lock);
 }
 
-Status Journal::wait_until_idle(Lock& lock) {
+Status Journal::wait_until_idle(Lock& lock, const std::function<bool()>& no_more) {
   const auto deadline = Clock::now() + kIdleLimit;
   while (log_->in_flight() > 0) {
-    lock.release();
-    if (idle_.wait_until(lock.lock_, deadline) == std::cv_status::timeout)
+    if (no_more && no_more()) return {StatusCode::cancelled, "it is not wanted any more"};
+    if (Clock::now() >= deadline)
       return {StatusCode::timed_out, "the log's writes did not come back in time"};
+    lock.release();
+    (void)idle_.wait_for(lock.lock_, kLookEvery);
   }
   return {};
 }

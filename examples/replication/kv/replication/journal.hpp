@@ -34,6 +34,14 @@ class Journal {
     ~Lock() { release(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
+    /// Does something without the lock, in between: look again at what it guards.
+    template <typename F>
+    void give_up_for(F&& work) {
+      release();
+      lock_.unlock();
+      work();
+      lock_.lock();
+    }
 
    private:
     friend class Journal;
@@ -72,7 +80,8 @@ class Journal {
   /// Waits until no write is in flight, which cutting the log needs, and gives the lock up
   /// meanwhile: look again at what it guards. On a worker another one has to be free, to take the
   /// completions. timed_out after a minute.
-  [[nodiscard]] Status wait_until_idle(Lock& lock);
+  /// `no_more`: cancelled as soon as that is true, which is looked at some times a second.
+  [[nodiscard]] Status wait_until_idle(Lock& lock, const std::function<bool()>& no_more = {});
   [[nodiscard]] Status truncate_after(const Lock&, std::uint64_t index);
   [[nodiscard]] Status restart_after(const Lock&, std::uint64_t index, std::uint64_t epoch);
 

@@ -14,6 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 /// After so long without its level being reached a client is told that nobody knows.
 constexpr auto kAnswerLimit = 10s;
+/// WAIT without a limit: its client may be gone for long.
+constexpr std::chrono::milliseconds kWaitLimit{60'000};
 constexpr const char* kUncertain =
     "UNCERTAIN this node leads no more: whether the write counts is not known";
 
@@ -37,7 +39,8 @@ Primary::~Primary() {
 
 void Primary::stop() {
   depose("it was stopped");
-  parts_.applier.observe(nullptr);
+  // Once: a later term may have its observer there by now.
+  if (!stop_begun_.exchange(true, std::memory_order_relaxed)) parts_.applier.observe(nullptr);
   std::vector<std::shared_ptr<Feeder>> ending;
   {
     const std::lock_guard lock(feeders_mutex_);
@@ -76,7 +79,7 @@ void Primary::submit(Round& round) {
   }
   round.clear();
   pump_all();
-  parts_.applier.advance(settled_.load(std::memory_order_relaxed));
+  parts_.applier.kick();
   answer_ready_reads();
   answer_waiters();
 }
@@ -109,22 +112,22 @@ void Primary::admit(const Lock& lock, Operation operation, std::span<const std::
     return;
   }
   if (!backlog_.empty()) {  // whoever came first is first
-    backlog_.emplace_back(std::move(operation),
-                          std::vector<std::byte>(payload.begin(), payload.end()));
+    backlog_.push_back(
+        {std::move(operation), std::vector<std::byte>(payload.begin(), payload.end()), now});
     return;
   }
   const std::uint64_t last = parts_.journal.log().last_index();
   switch (operation.kind) {
     case Operation::Kind::write:
       if (!append(lock, operation, payload))
-        backlog_.emplace_back(std::move(operation),
-                              std::vector<std::byte>(payload.begin(), payload.end()));
+        backlog_.push_back(
+            {std::move(operation), std::vector<std::byte>(payload.begin(), payload.end()), now});
       break;
     case Operation::Kind::read: pending_.push_back({last, std::move(operation), now}); break;
     case Operation::Kind::wait: {
       const auto timeout = operation.timeout;
-      waiters_.push_back({last, std::move(operation),
-                          timeout.count() == 0 ? Clock::time_point::max() : now + timeout});
+      waiters_.push_back(
+          {last, std::move(operation), now + (timeout.count() == 0 ? kWaitLimit : timeout)});
       waiters_there_.store(true, std::memory_order_relaxed);
       break;
     }
@@ -162,11 +165,11 @@ bool Primary::append(const Lock& lock, Operation& operation, std::span<const std
 
 void Primary::admit_backlog(const Lock& lock) {
   while (!backlog_.empty()) {
-    auto [operation, payload] = std::move(backlog_.front());
+    auto [operation, payload, since] = std::move(backlog_.front());
     backlog_.pop_front();
     if (operation.kind == Operation::Kind::write) {
       if (append(lock, operation, payload)) continue;
-      backlog_.emplace_front(std::move(operation), std::move(payload));
+      backlog_.push_front({std::move(operation), std::move(payload), since});
       break;
     }
     // admit() would put it behind the rest.
@@ -239,6 +242,7 @@ bool Primary::settle(const Lock& lock) {
     settled = std::max(settled, next.index);
   }
   settled_.store(settled, std::memory_order_relaxed);
+  parts_.applier.raise(settled);
   return settled != before;
 }
 
@@ -257,7 +261,7 @@ void Primary::progress() noexcept {
     settle(lock);
   }
   if (pump) pump_all();
-  parts_.applier.advance(settled_.load(std::memory_order_relaxed));
+  parts_.applier.kick();
   answer_ready_reads();
   answer_waiters();
 }
@@ -266,7 +270,6 @@ void Primary::progress() noexcept {
 void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes) {
   std::vector<Pending> done;
   const std::uint64_t last = first + outcomes.size() - 1;
-  bool opened = false;
   {
     Lock lock(parts_.journal);
     while (!pending_.empty() && settled_count_ > 0 && pending_.front().index <= last) {
@@ -275,16 +278,8 @@ void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes)
       pending_.pop_front();
       --settled_count_;
     }
-    Phase opening = Phase::opening;
-    if (phase_.load(std::memory_order_relaxed) == opening && !done.empty()) {
-      // Its own first entry: everything before it counts, and is applied.
-      // (2) release: pairs with (1), (3): whoever sees it serve sees what was applied.
-      opened = phase_.compare_exchange_strong(opening, Phase::serving, std::memory_order_release);
-    }
   }
-  if (opened)
-    fmt::print(stderr, "sluice-kv: node {}: leads in epoch {}, from entry {} on\n", parts_.self,
-               epoch_, last);
+  serve_if_ready();
   CompletionBatch batch;
   std::uint64_t sequence = 0;
   for (Pending& pending : done) {
@@ -292,6 +287,11 @@ void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes)
     if (operation.kind == Operation::Kind::write) {
       sequence = std::max(sequence, operation.sequence);
       if (!operation.ticket) continue;  // has been told that nobody knows; or its own first entry
+      if (pending.index < first) {      // it was applied before it was waited for: not known how
+        operation.ticket.reply().error(kUncertain);
+        batch.add(std::move(operation.ticket));
+        continue;
+      }
       const Outcome& outcome = outcomes[pending.index - first];
       ReplyBuilder reply = operation.ticket.reply();
       if (outcome.failed())
@@ -325,7 +325,22 @@ void Primary::go_on_behind_reads() {
     Lock lock(parts_.journal);
     if (!settle(lock)) return;
   }
-  parts_.applier.advance(settled_.load(std::memory_order_relaxed));
+  parts_.applier.kick();
+}
+
+/// Its own first entry is applied: everything before it counts. And, in a new cluster, the in-sync
+/// set says that there is something.
+void Primary::serve_if_ready() {
+  {
+    Lock lock(parts_.journal);
+    if (phase_.load(std::memory_order_relaxed) != Phase::opening || first_index_ == 0 ||
+        parts_.store.applied_index() < first_index_ || (parts_.elected && in_sync_.epoch == 0))
+      return;
+    // (2) release: pairs with (1), (3): whoever sees it serve sees what was applied.
+    phase_.store(Phase::serving, std::memory_order_release);
+  }
+  fmt::print(stderr, "sluice-kv: node {}: leads in epoch {}, from entry {} on\n", parts_.self,
+             epoch_, first_index_);
 }
 
 /// Reads that found nothing before them to wait for.
@@ -413,19 +428,57 @@ void Primary::judge() {
     if (verdict.kind == ElectionVerdict::Kind::lead) last_error_.clear();
     if (verdict.kind == ElectionVerdict::Kind::yield && !parts_.elected) {
       // Nobody will be elected in its place, and what it lacks may have been acknowledged.
-      const auto why =
-          fmt::format("node {} has entries that this node lacks: start all nodes with --primary {}",
-                      verdict.to, verdict.to);
-      if (last_error_ != why) fmt::print(stderr, "sluice-kv: node {}: {}\n", parts_.self, why);
-      last_error_ = why;
-      return;
+      const std::lock_guard fetching(fetch_mutex_);
+      if (fetch_from_ != verdict.to)
+        fmt::print(stderr, "sluice-kv: node {}: fetches what node {} has more\n", parts_.self,
+                   verdict.to);
+      fetch_from_ = verdict.to;
     }
   }
   if (verdict.kind == ElectionVerdict::Kind::lead) open();
+  if (verdict.kind == ElectionVerdict::Kind::yield && !parts_.elected) {
+    for (const auto& feeder : feeders()) feeder->nudge();
+    return;
+  }
   if (verdict.kind == ElectionVerdict::Kind::yield) {
     depose("node " + verdict.to + " has more");
     parts_.step_back("node " + verdict.to + " has entries that this node lacks, and should lead");
   }
+}
+
+bool Primary::wants_from(const std::string& node) {
+  const std::lock_guard lock(fetch_mutex_);
+  return phase_.load(std::memory_order_relaxed) == Phase::candidate && fetch_from_ == node;
+}
+
+Status Primary::cut_after(std::uint64_t index) {
+  Lock lock(parts_.journal);
+  Log& log = parts_.journal.log(lock);
+  if (index < parts_.store.applied_index())
+    return {StatusCode::internal, "it differs in what was applied here"};
+  SLUICE_RETURN_IF_ERROR(parts_.journal.wait_until_idle(lock));
+  if (phase_.load(std::memory_order_relaxed) != Phase::candidate)
+    return {StatusCode::cancelled, "this node leads no more"};
+  return index < log.last_index() ? parts_.journal.truncate_after(lock, index) : Status();
+}
+
+Status Primary::take_fetched(const wire::Frame& frame) {
+  Lock lock(parts_.journal);
+  if (phase_.load(std::memory_order_relaxed) != Phase::candidate)
+    return {StatusCode::cancelled, "this node leads no more"};
+  const Status taken = wire::each_entry(
+      frame, [&](const Entry& entry) { return parts_.journal.append(lock, entry); });
+  parts_.journal.want_disk(lock, parts_.journal.log().last_index());
+  parts_.journal.submit_if_wanted(lock);
+  return taken;
+}
+
+void Primary::on_fetched(const std::string& node) {
+  {
+    const std::lock_guard lock(fetch_mutex_);
+    if (fetch_from_ == node) fetch_from_.clear();
+  }
+  judge();
 }
 
 /// Appends the term's first entry, and lets replicas follow.
@@ -435,8 +488,7 @@ void Primary::open() {
     Lock lock(parts_.journal);
     Phase candidate = Phase::candidate;
     // (2) release: pairs with (3): a feeder that sees it may write what the log has.
-    if (!phase_.compare_exchange_strong(candidate, Phase::opening, std::memory_order_release))
-      return;
+    if (phase_.load(std::memory_order_relaxed) != candidate) return;
     std::vector<std::byte> payload;
     encode_no_op(payload);
     const auto index = parts_.journal.append(lock, epoch_, payload);
@@ -448,6 +500,10 @@ void Primary::open() {
       parts_.journal.want_disk(lock, *index);
       disk_.store(*index, std::memory_order_relaxed);
       parts_.journal.submit_if_wanted(lock);
+      // (2) release: pairs with (3): a feeder that sees it may write what the log has, and says
+      // that this entry is waited for.
+      if (!phase_.compare_exchange_strong(candidate, Phase::opening, std::memory_order_release))
+        return;
     } else {
       status = index.status();
     }
@@ -478,7 +534,8 @@ void Primary::depose(const std::string& why) {
       if (pending.operation.ticket) uncertain.push_back(std::move(pending.operation.ticket));
     pending_.clear();
     settled_count_ = reads_waiting_ = 0;
-    for (auto& [operation, payload] : backlog_) refused.push_back(std::move(operation.ticket));
+    for (auto& [operation, payload, since] : backlog_)
+      refused.push_back(std::move(operation.ticket));
     backlog_.clear();
     for (Waiter& waiter : waiters_) refused.push_back(std::move(waiter.operation.ticket));
     waiters_.clear();
@@ -503,6 +560,7 @@ void Primary::tick() {
   if (phase_.load(std::memory_order_relaxed) == Phase::candidate) judge();
   pump_all();  // signs of life
   progress();
+  serve_if_ready();
   if (may_write()) {
     tend_in_sync(now);
     give_up_old(now);
@@ -528,6 +586,7 @@ void Primary::tend_feeders() {
                         .store = parts_.store,
                         .self = parts_.self,
                         .cluster = parts_.cluster,
+                        .entry_bytes_max = parts_.entry_bytes_max,
                         .checkpoint_folder = parts_.folder + "/checkpoint-for-" + member.node,
                         .silence = 3 * parts_.replica_timeout});
       feeders_.push_back(feeder);
@@ -539,13 +598,22 @@ void Primary::tend_feeders() {
 
 /// Tells clients that nobody knows whose level was not reached for long; the entries stay.
 void Primary::give_up_old(Clock::time_point now) {
-  std::vector<Ticket> old;
+  std::vector<Ticket> old, not_taken;
   {
     Lock lock(parts_.journal);
+    while (!backlog_.empty() && now - backlog_.front().since >= kAnswerLimit) {
+      not_taken.push_back(std::move(backlog_.front().operation.ticket));
+      backlog_.pop_front();
+    }
     for (Pending& pending : pending_) {
       if (now - pending.since < kAnswerLimit) break;
       if (pending.operation.ticket) old.push_back(std::move(pending.operation.ticket));
     }
+  }
+  for (Ticket& ticket : not_taken) {
+    ticket.reply().error(
+        "ERR the log takes nothing, its disk is too slow or hangs: nothing was written");
+    std::move(ticket).complete();
   }
   for (Ticket& ticket : old) {
     ticket.reply().error(
@@ -585,11 +653,18 @@ void Primary::tend_in_sync(Clock::time_point now) {
     if (change_asked_ || now < change_again_at_) return;
     // What was acknowledged in earlier terms comes before this term's first entry.
     const std::uint64_t settled = std::max(settled_.load(std::memory_order_relaxed), first_index_);
+    // Positions are a little old: compared with what had settled at the last look, or nobody would
+    // ever be in time under load.
+    const std::uint64_t earlier = std::exchange(settled_before_, settled);
+    if (proposed_ && !change_uncertain_ && withdraw(replicas)) {
+      proposed_.reset();
+      return;
+    }
     if (!proposed_) {
       std::vector<std::string> members = in_sync_.members;
       for (const auto& [status, alive] : replicas) {
         const bool is_member = in_sync_.contains(status.node);
-        if (!is_member && alive && status.progress.memory >= settled) {
+        if (!is_member && alive && status.progress.memory >= earlier) {
           members.push_back(status.node);
           break;
         }
@@ -608,12 +683,17 @@ void Primary::tend_in_sync(Clock::time_point now) {
         }
       }
       std::ranges::sort(members);
-      if (members == in_sync_.members) return;
+      // A new cluster's set is written once more, unchanged, when a quorum has something: from then
+      // on a member that has nothing is one that lost its disk.
+      const bool to_stamp = parts_.elected && in_sync_.epoch == 0;
+      if (members == in_sync_.members && !to_stamp) return;
       proposed_ = std::move(members);
+      proposed_at_ = settled;
+      change_uncertain_ = false;
     }
     // P2. From here on both sets have to agree, so what settles later is on both.
-    parts_.journal.want_disk(lock, settled);
-    disk_.store(std::max(disk_.load(std::memory_order_relaxed), settled),
+    parts_.journal.want_disk(lock, proposed_at_);
+    disk_.store(std::max(disk_.load(std::memory_order_relaxed), proposed_at_),
                 std::memory_order_relaxed);
     parts_.journal.submit_if_wanted(lock);
     progress_.clear();
@@ -621,18 +701,19 @@ void Primary::tend_in_sync(Clock::time_point now) {
     const Log& log = parts_.journal.log();
     const Reached next = count_acknowledgements(
         {parts_.self, log.last_index(), log.durable_index()}, progress_, *proposed_, nullptr);
-    bool ready = next.at(Durability::quorum_disk) >= settled;
+    bool ready = next.at(Durability::quorum_disk) >= proposed_at_;
     for (const auto& [status, alive] : replicas) {
       const bool joins = std::ranges::find(*proposed_, status.node) != proposed_->end() &&
                          !in_sync_.contains(status.node);
       if (!joins) continue;
-      if (!alive) {  // gone again; a set that may be in force already has to go on counting
-        if (!change_uncertain_) proposed_.reset();
+      if (!alive && !change_uncertain_) {  // gone again
+        proposed_.reset();
         return;
       }
-      if (status.progress.durable < settled) ready = false;
+      if (status.progress.durable < proposed_at_) ready = false;
     }
-    if (!ready) return;
+    // A set that may be in force already is asked for until that is known.
+    if (!ready && !change_uncertain_) return;
     change = {.epoch = epoch_, .base_revision = in_sync_.revision, .members = *proposed_};
     change_asked_ = true;
     number = ++change_number_;
@@ -642,6 +723,15 @@ void Primary::tend_in_sync(Clock::time_point now) {
       std::move(change), [weak = weak_from_this(), number](const Result<InSyncSet>& result) {
         if (const auto primary = weak.lock()) primary->change_done(number, result);
       });
+}
+
+/// Whether a proposal that was never asked for has lost its reason: who was to go is back.
+bool Primary::withdraw(const std::vector<std::pair<Feeder::Snapshot, bool>>& replicas) const {
+  return std::ranges::any_of(replicas, [&](const auto& replica) {
+    const bool leaves = in_sync_.contains(replica.first.node) &&
+                        std::ranges::find(*proposed_, replica.first.node) == proposed_->end();
+    return leaves && replica.second;
+  });
 }
 
 void Primary::change_done(std::uint64_t number, const Result<InSyncSet>& result) {

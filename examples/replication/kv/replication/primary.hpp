@@ -39,7 +39,7 @@ struct Operation {
   std::size_t payload_at = 0, payload_bytes = 0;  ///< of a write: in Round::bytes
   std::vector<std::string> keys;                  ///< of a read
   std::uint64_t replicas = 0;                     ///< WAIT
-  std::chrono::milliseconds timeout{0};           ///< WAIT; 0: none
+  std::chrono::milliseconds timeout{0};           ///< WAIT; 0: a minute
 };
 
 /// Operations that came in together; they are appended, and written to the replicas, as one.
@@ -86,6 +86,7 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     std::string self;
     std::string cluster;
     std::string folder;
+    std::size_t entry_bytes_max;
     std::size_t min_in_sync;
     std::chrono::milliseconds replica_timeout;
     /// Whether another node can be elected in this one's place; without, the configuration names
@@ -154,6 +155,10 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
     return phase == Phase::opening || phase == Phase::serving;
   }
   void on_report(const std::string& node, const wire::Report& report) override;
+  [[nodiscard]] bool wants_from(const std::string& node) override;
+  [[nodiscard]] Status cut_after(std::uint64_t index) override;
+  [[nodiscard]] Status take_fetched(const wire::Frame& frame) override;
+  void on_fetched(const std::string& node) override;
   void on_superseded(std::uint64_t epoch) override;
   void on_progress() noexcept override { progress(); }
 
@@ -162,6 +167,11 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   struct Pending {
     std::uint64_t index = 0;  ///< a read: of the entry that it has to see
     Operation operation;
+    std::chrono::steady_clock::time_point since;
+  };
+  struct Held {
+    Operation operation;
+    std::vector<std::byte> payload;
     std::chrono::steady_clock::time_point since;
   };
   struct Waiter {
@@ -188,6 +198,8 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   void open();
   void tend_in_sync(std::chrono::steady_clock::time_point now);
   void change_done(std::uint64_t number, const Result<InSyncSet>& result);
+  [[nodiscard]] bool withdraw(const std::vector<std::pair<Feeder::Snapshot, bool>>& replicas) const;
+  void serve_if_ready();
   void tend_feeders();
   void give_up_old(std::chrono::steady_clock::time_point now);
   void pump_all() noexcept;
@@ -202,8 +214,10 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   // Guarded by the journal's lock.
   InSyncSet in_sync_;
   std::optional<std::vector<std::string>> proposed_;
-  bool change_asked_ = false;      ///< the membership is at it
-  bool change_uncertain_ = false;  ///< asked for before, and nobody knows whether it was made
+  std::uint64_t proposed_at_ = 0;     ///< what had settled then has to be on the new set's disks
+  std::uint64_t settled_before_ = 0;  ///< at the last look
+  bool change_asked_ = false;         ///< the membership is at it
+  bool change_uncertain_ = false;     ///< asked for before, and nobody knows whether it was made
   std::uint64_t change_number_ = 0;
   std::chrono::steady_clock::time_point change_again_at_{};
   std::size_t members_there_ = 0;  ///< of the in-sync set, connected; this node counts
@@ -213,7 +227,7 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   /// Reads among these. Writes behind them settle later: a read sees what was asked for before it
   /// in its pipeline, and nothing that was asked for after it.
   std::size_t reads_waiting_ = 0;
-  std::deque<std::pair<Operation, std::vector<std::byte>>> backlog_;  ///< the log is full just now
+  std::deque<Held> backlog_;  ///< the log is full just now
   std::deque<Waiter> waiters_;
   std::map<std::string, Position> heard_;
   std::string last_error_;
@@ -221,9 +235,14 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   /// Before it nobody had the time to be heard.
   const std::chrono::steady_clock::time_point silence_counts_from_;
 
+  /// Taken last: feeders ask with a mutex of theirs held.
+  std::mutex fetch_mutex_;
+  std::string fetch_from_;  ///< who has more, and is asked for it
+
   mutable std::mutex feeders_mutex_;
   std::vector<std::shared_ptr<Feeder>> feeders_;
   bool stopped_ = false;
+  std::atomic<bool> stop_begun_{false};
 
   std::atomic<bool> waiters_there_{false};
 };

@@ -161,6 +161,13 @@ std::vector<std::byte> encode(const Refusal& refusal) {
   return out;
 }
 
+std::vector<std::byte> encode(const Fetched& fetched) {
+  std::vector<std::byte> out(kMessageHeaderBytes);
+  Writer(out) << fetched.offset << fetched.bytes;
+  seal_message(MessageKind::fetched, out);
+  return out;
+}
+
 std::size_t encode(const Ack& ack, std::span<std::byte> out) noexcept {
   constexpr std::size_t kBytes = kMessageHeaderBytes + 5 * sizeof(std::uint64_t);
   static_assert(kBytes <= kAckBytes);
@@ -187,7 +194,7 @@ Result<MessageKind> kind_of(std::span<const std::byte> message) {
   if (get<std::uint16_t>(message, 14) != kVersion)
     return Status(StatusCode::not_supported, "a message of another version");
   const auto kind = get<std::uint16_t>(message, 12);
-  if (kind < 1 || kind > 3) return damaged("a message of an unknown kind");
+  if (kind < 1 || kind > 4) return damaged("a message of an unknown kind");
   return static_cast<MessageKind>(kind);
 }
 
@@ -226,6 +233,17 @@ Result<Refusal> decode_refusal(std::span<const std::byte> message) {
   refusal.why = text_of(in.bytes(kMessageBytesMax));
   if (!in.complete()) return damaged("a refusal that is cut short");
   return refusal;
+}
+
+Result<Fetched> decode_fetched(std::span<const std::byte> message) {
+  const auto body = body_of(message, MessageKind::fetched);
+  if (!body) return body.status();
+  Reader in(*body);
+  Fetched fetched;
+  fetched.offset = in.next<std::uint64_t>();
+  fetched.bytes = in.next<std::uint64_t>();
+  if (!in.complete()) return damaged("an answer to a fetch that is cut short");
+  return fetched;
 }
 
 Result<Ack> decode_ack(std::span<const std::byte> message) {
@@ -285,7 +303,7 @@ Result<Frame> open_frame(std::span<const std::byte> at) {
   if (get<std::uint16_t>(at, 18) != kVersion)
     return Status(StatusCode::not_supported, "a frame of another version");
   const auto kind = get<std::uint16_t>(at, 16);
-  if (kind < 1 || kind > 4) return damaged("a frame of an unknown kind");
+  if (kind < 1 || kind > 5) return damaged("a frame of an unknown kind");
   header.kind = static_cast<FrameKind>(kind);
   header.count = get<std::uint32_t>(at, 12);
   header.epoch = get<std::uint64_t>(at, 24);

@@ -76,10 +76,17 @@ struct Ack {
   std::uint64_t frames = 0;    ///< consumed since the connection began
 };
 
-enum class MessageKind : std::uint16_t { report = 1, refusal = 2, ack = 3 };
+/// What a fetch asked for lies in the ring, to be read from there.
+struct Fetched {
+  std::uint64_t offset = 0;  ///< in the ring: a frame of entries
+  std::uint64_t bytes = 0;   ///< 0: there is nothing
+};
+
+enum class MessageKind : std::uint16_t { report = 1, refusal = 2, ack = 3, fetched = 4 };
 
 [[nodiscard]] std::vector<std::byte> encode(const Report& report);
 [[nodiscard]] std::vector<std::byte> encode(const Refusal& refusal);
+[[nodiscard]] std::vector<std::byte> encode(const Fetched& fetched);
 /// Into a buffer of kAckBytes at least; how many bytes.
 [[nodiscard]] std::size_t encode(const Ack& ack, std::span<std::byte> out) noexcept;
 inline constexpr std::size_t kAckBytes = 64;
@@ -88,6 +95,7 @@ inline constexpr std::size_t kAckBytes = 64;
 [[nodiscard]] Result<MessageKind> kind_of(std::span<const std::byte> message);
 [[nodiscard]] Result<Report> decode_report(std::span<const std::byte> message);
 [[nodiscard]] Result<Refusal> decode_refusal(std::span<const std::byte> message);
+[[nodiscard]] Result<Fetched> decode_fetched(std::span<const std::byte> message);
 [[nodiscard]] Result<Ack> decode_ack(std::span<const std::byte> message);
 
 // --- frames in the ring --------------------------------------------------------------------------
@@ -97,6 +105,7 @@ enum class FrameKind : std::uint16_t {
   checkpoint_begin = 2,  ///< body: a part of the listing's text
   checkpoint_file = 3,   ///< body: number of the file, offset, bytes
   checkpoint_end = 4,    ///< no body
+  fetch = 5,             ///< no body: what is there from first_index on?
 };
 
 struct FrameHeader {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
@@ -87,12 +88,17 @@ Status check(const StoreOptions& options) {
 
 /// What was applied and is not in RocksDB yet: the latest state of each key that changed.
 struct Overlay {
-  struct Hash : std::hash<std::string_view> {
+  struct Hash {
     using is_transparent = void;
+    /// Not noexcept: so the map keeps each key's hash, and need not compute it when it grows.
+    std::size_t operator()(std::string_view key) const {
+      return std::hash<std::string_view>{}(key);
+    }
   };
   using Value = std::optional<std::string>;  ///< nothing: removed
   /// What a key takes beside its bytes, roughly.
   static constexpr std::size_t kOverhead = 96;
+  static constexpr std::size_t kCapacityKept = 64;
 
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> keys;
   std::size_t bytes = 0;
@@ -110,8 +116,9 @@ struct Overlay {
     }
     if (found->second) bytes -= found->second->size();
     if (value) {
-      if (found->second)
-        found->second->assign(*value);  // its memory is used again
+      // Its memory is used again, unless that is much more than is counted.
+      if (found->second && found->second->capacity() <= kCapacityKept + 2 * value->size())
+        found->second->assign(*value);
       else
         found->second.emplace(*value);
       bytes += value->size();
@@ -204,7 +211,10 @@ class Store::Impl {
   [[nodiscard]] Status look_up(std::span<const std::string_view> keys, Found&& found) const;
   [[nodiscard]] Status flush(bool wait);
   [[nodiscard]] Status health() const;
-  [[nodiscard]] std::size_t overlay_bytes() const;
+  struct InMemory {
+    std::size_t keys = 0, bytes = 0;
+  };
+  [[nodiscard]] InMemory in_memory() const;
   [[nodiscard]] Result<Checkpoint> make_checkpoint(const std::string& to);
   [[nodiscard]] Status install(const std::string& from);
 
@@ -240,10 +250,11 @@ class Store::Impl {
   [[nodiscard]] Result<Overlay::Value> value_of(std::string_view key) const;
   [[nodiscard]] const Overlay::Value* find_in_memory(std::string_view key) const;
   [[nodiscard]] Status make_room();
+  void freeze();
   [[nodiscard]] Status merge();
   [[nodiscard]] Status merge_frozen(const std::shared_ptr<const Overlay>& frozen);
   void merge_in_background();
-  [[nodiscard]] Status flush_database(bool wait) const;
+  [[nodiscard]] Status flush_database(bool wait);
   [[nodiscard]] bool in_force(std::uint64_t generation) const;
   [[nodiscard]] Result<std::unique_ptr<Database>> move_in(const std::string& from,
                                                           const std::string& to,
@@ -270,16 +281,17 @@ class Store::Impl {
   mutable std::shared_mutex changing_;
   std::unique_ptr<Database> database_;
 
-  // What is not in RocksDB yet. Locks are taken in this order: writing_, merging_, memory_mutex_,
-  // changing_.
+  // What is not in RocksDB yet. Locks are taken in this order: writing_, merging_, changing_,
+  // memory_mutex_.
   std::mutex merging_;                     ///< held by whoever merges or installs
   mutable std::mutex memory_mutex_;        ///< guards what follows; nobody does I/O under it
   Overlay active_;                         ///< what is applied goes here
   Position merged_;                        ///< RocksDB has everything up to here
   std::shared_ptr<const Overlay> frozen_;  ///< is being merged; older than active_
-  Status merge_failure_;
-  bool merge_wanted_ = false, flush_wanted_ = false, stop_ = false;
-  std::condition_variable merge_wake_;
+  Status merge_failure_, flush_failure_;   ///< of the last one
+  bool flush_wanted_ = false, stop_ = false;
+  std::condition_variable merge_wake_;   ///< for the merger
+  std::condition_variable merged_wake_;  ///< for who waits until it is done
   std::thread merger_;
 
   mutable std::mutex position_mutex_;
@@ -463,24 +475,26 @@ Result<Overlay::Value> Store::Impl::value_of(std::string_view key) const {
 
 template <typename Found>
 Status Store::Impl::look_up(std::span<const std::string_view> keys, Found&& found) const {
-  std::vector<std::size_t> elsewhere;
-  std::unique_lock memory(memory_mutex_);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const auto* const value = find_in_memory(keys[i]);
-    if (value == nullptr)
-      elsewhere.push_back(i);
-    else if (*value)
-      found(i, rocksdb::Slice(**value));
-  }
-  if (elsewhere.empty()) return {};
   return with_database([&](Database& database) -> Status {
-    // The rest is of the same moment: none of these keys is in memory, and what is merged or
-    // applied from here on is not in the snapshot.
     rocksdb::DB& db = database.db();
-    rocksdb::ManagedSnapshot snapshot(&db);
-    memory.unlock();
+    std::vector<std::size_t> elsewhere;
+    std::optional<rocksdb::ManagedSnapshot> snapshot;
+    {
+      const std::lock_guard memory(memory_mutex_);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        const auto* const value = find_in_memory(keys[i]);
+        if (value == nullptr)
+          elsewhere.push_back(i);
+        else if (*value)
+          found(i, rocksdb::Slice(**value));
+      }
+      if (elsewhere.empty()) return {};
+      // The rest is of the same moment: none of these keys is in memory, and what is merged or
+      // applied from here on is not in the snapshot.
+      snapshot.emplace(&db);
+    }
     rocksdb::ReadOptions options;
-    options.snapshot = snapshot.snapshot();
+    options.snapshot = snapshot->snapshot();
     std::vector<std::string> space(elsewhere.size());
     std::vector<rocksdb::Slice> slices(elsewhere.size());
     for (std::size_t i = 0; i < elsewhere.size(); ++i)
@@ -499,50 +513,53 @@ Status Store::Impl::look_up(std::span<const std::string_view> keys, Found&& foun
   });
 }
 
-/// Before a batch is applied: has what gathered merged, and waits for it if that is slower.
+/// Before a batch is applied: what has gathered is put aside to be merged. Waits only when as much
+/// has gathered again before that is done.
 Status Store::Impl::make_room() {
   const std::size_t most = options_.write_buffer_bytes / 2;
-  bool late = false;
-  {
-    const std::lock_guard memory(memory_mutex_);
-    late = active_.bytes >= 2 * most || !merge_failure_.ok();
-    if (active_.bytes >= most && !merge_wanted_) {
-      merge_wanted_ = true;
+  std::unique_lock memory(memory_mutex_);
+  if (active_.bytes >= most && merge_failure_.ok()) {
+    merged_wake_.wait(memory, [&] {
+      return frozen_ == nullptr || !merge_failure_.ok() || active_.bytes < 2 * most;
+    });
+    if (frozen_ == nullptr) {
+      freeze();
       merge_wake_.notify_all();
     }
   }
-  return late ? merge() : Status();
+  if (merge_failure_.ok()) return {};
+  memory.unlock();
+  return merge();  // works again, or says why not
+}
+
+/// Under memory_mutex_, with nothing frozen.
+void Store::Impl::freeze() {
+  const Position last = active_.last;
+  frozen_ = std::make_shared<const Overlay>(std::exchange(active_, Overlay()));
+  active_.last = last;
 }
 
 /// Has everything that was applied before the call in RocksDB when it returns.
 Status Store::Impl::merge() {
   const std::lock_guard merging(merging_);
-  for (int turn = 0; turn < 2; ++turn) {  // what was left by a failure, and what came since
+  for (int turn = 0; turn < 2; ++turn) {  // what was put aside, and what came since
     std::shared_ptr<const Overlay> frozen;
     {
       const std::lock_guard memory(memory_mutex_);
-      const bool left = frozen_ != nullptr;
-      if (!left) {
-        if (active_.last == Position{} || active_.last == merged_) return {};
-        const Position last = active_.last;
-        frozen_ = std::make_shared<const Overlay>(std::exchange(active_, Overlay()));
-        active_.last = last;
+      if (frozen_ == nullptr) {
+        if (active_.last == merged_) return {};
+        freeze();
+        turn = 1;
       }
       frozen = frozen_;
-      if (!left) turn = 1;
     }
-    const Status status = merge_frozen(frozen);
-    const std::lock_guard memory(memory_mutex_);
-    merge_failure_ = status;
-    if (!status.ok()) return status;
-    merged_ = frozen->last;
-    frozen_.reset();
+    SLUICE_RETURN_IF_ERROR(merge_frozen(frozen));
   }
   return {};
 }
 
-/// In the order of the keys: RocksDB then finds each place beside the one before. Each batch is
-/// larger than a memtable may be, so it goes into one of its own.
+/// With merging_ held. In the order of the keys: RocksDB then finds each place beside the one
+/// before. Each batch is larger than a memtable may be, so it goes into one of its own.
 Status Store::Impl::merge_frozen(const std::shared_ptr<const Overlay>& frozen) {
   std::vector<const std::pair<const std::string, Overlay::Value>*> sorted;
   sorted.reserve(frozen->keys.size());
@@ -556,31 +573,55 @@ Status Store::Impl::merge_frozen(const std::shared_ptr<const Overlay>& frozen) {
     SLUICE_CHECK(status.ok(), "a batch without a bound refused a key");
   }
   Database::put_position(batch, frozen->last);
-  return with_database([&](Database& database) -> Status {
+  const Status written = with_database([&](Database& database) -> Status {
+    SLUICE_RETURN_IF_ERROR(step("merge"));
     rocksdb::WriteOptions write;
     write.disableWAL = true;
     const auto status = database.db().Write(write, &batch);
     if (!status.ok()) return from_rocksdb(status, "the store in " + folder_ + " takes no writes");
     return {};
   });
+  const std::lock_guard memory(memory_mutex_);
+  merge_failure_ = written;
+  if (written.ok()) {
+    merged_ = frozen->last;
+    frozen_.reset();  // the caller has it, and frees it without the lock
+  }
+  merged_wake_.notify_all();
+  return written;
 }
 
 void Store::Impl::merge_in_background() {
   pthread_setname_np(pthread_self(), "kv-store");
+  constexpr auto kAgain = std::chrono::seconds(1);
   for (;;) {
     bool flush = false;
     {
       std::unique_lock memory(memory_mutex_);
-      merge_wake_.wait(memory, [this] { return stop_ || merge_wanted_ || flush_wanted_; });
+      const auto wanted = [this] { return stop_ || frozen_ != nullptr || flush_wanted_; };
+      if (merge_failure_.ok())
+        merge_wake_.wait(memory, wanted);
+      else  // RocksDB goes on by itself when there is room again
+        merge_wake_.wait_for(memory, kAgain, [this] { return stop_; });
       if (stop_) return;
-      flush = std::exchange(flush_wanted_, false);
-      merge_wanted_ = false;
+      flush = flush_wanted_;
     }
-    if (!merge().ok()) continue;  // whoever applies is told
-    if (!flush) continue;
-    const Status status = flush_database(false);
-    const std::lock_guard memory(memory_mutex_);
-    merge_failure_ = status;
+    if (!flush) {
+      const std::lock_guard merging(merging_);
+      std::shared_ptr<const Overlay> frozen;
+      {
+        const std::lock_guard memory(memory_mutex_);
+        frozen = frozen_;
+      }
+      if (frozen != nullptr) (void)merge_frozen(frozen);  // whoever applies is told
+      continue;
+    }
+    if (!merge().ok()) continue;
+    {
+      const std::lock_guard memory(memory_mutex_);
+      flush_wanted_ = false;
+    }
+    (void)flush_database(false);
   }
 }
 
@@ -589,33 +630,44 @@ Status Store::Impl::flush(bool wait) {
     const std::lock_guard memory(memory_mutex_);
     flush_wanted_ = true;
     merge_wake_.notify_all();
-    return merge_failure_;
+    return merge_failure_.ok() ? flush_failure_ : merge_failure_;
   }
   SLUICE_RETURN_IF_ERROR(merge());
   return flush_database(true);
 }
 
-Status Store::Impl::flush_database(bool wait) const {
+Status Store::Impl::flush_database(bool wait) {
   return with_database([&](Database& database) -> Status {
-    rocksdb::FlushOptions options;
-    options.wait = wait;
-    options.allow_write_stall = true;  // whoever asks for it wants it now
-    const auto status = database.db().Flush(options);
-    if (!status.ok())
-      return from_rocksdb(status, "cannot write to the store in " + database.folder());
-    return {};
+    const Status flushed = [&]() -> Status {
+      SLUICE_RETURN_IF_ERROR(step("flush"));
+      rocksdb::FlushOptions options;
+      options.wait = wait;
+      options.allow_write_stall = true;  // whoever asks for it wants it now
+      const auto status = database.db().Flush(options);
+      if (!status.ok())
+        return from_rocksdb(status, "cannot write to the store in " + database.folder());
+      return {};
+    }();
+    const std::lock_guard memory(memory_mutex_);
+    flush_failure_ = flushed;
+    return flushed;
   });
 }
 
 Status Store::Impl::health() const {
   SLUICE_RETURN_IF_ERROR(with_database([](Database& database) { return database.health(); }));
   const std::lock_guard memory(memory_mutex_);
-  return merge_failure_;
+  return merge_failure_.ok() ? flush_failure_ : merge_failure_;
 }
 
-std::size_t Store::Impl::overlay_bytes() const {
+Store::Impl::InMemory Store::Impl::in_memory() const {
   const std::lock_guard memory(memory_mutex_);
-  return active_.bytes + (frozen_ != nullptr ? frozen_->bytes : 0);
+  InMemory out{active_.keys.size(), active_.bytes};
+  if (frozen_ != nullptr) {
+    out.keys += frozen_->keys.size();
+    out.bytes += frozen_->bytes;
+  }
+  return out;
 }
 
 // --- checkpoints -------------------------------------------------------------------------------
@@ -708,13 +760,16 @@ Status Store::Impl::install(const std::string& from) {
     return named;
   }
   std::unique_ptr<Database> old;
+  Overlay old_active;
+  std::shared_ptr<const Overlay> old_frozen;
   {
-    const std::lock_guard memory(memory_mutex_);
     const std::unique_lock alone(changing_);
+    const std::lock_guard memory(memory_mutex_);
     old = std::exchange(database_, std::move(*opened));
-    active_ = Overlay();
-    frozen_.reset();
-    merge_failure_ = Status();
+    old_active = std::exchange(active_, Overlay());
+    old_frozen = std::exchange(frozen_, nullptr);
+    merge_failure_ = flush_failure_ = Status();
+    merged_wake_.notify_all();
     active_.last = merged_ = {checkpoint->epoch, checkpoint->index};
     set_position({checkpoint->epoch, checkpoint->index});
   }
@@ -816,7 +871,7 @@ Status Store::health() const {
 }
 
 Store::Numbers Store::numbers() const {
-  const std::size_t in_memory = impl_->overlay_bytes();
+  const auto in_memory = impl_->in_memory();
   return impl_->with_database([in_memory](Database& database) {
     Numbers numbers;
     rocksdb::DB& db = database.db();
@@ -824,7 +879,8 @@ Store::Numbers Store::numbers() const {
     (void)db.GetIntProperty(rocksdb::DB::Properties::kEstimateNumKeys, &numbers.keys_estimate);
     (void)db.GetIntProperty(rocksdb::DB::Properties::kSizeAllMemTables, &numbers.memory_bytes);
     (void)db.GetIntProperty(rocksdb::DB::Properties::kLiveSstFilesSize, &numbers.file_bytes);
-    numbers.memory_bytes += in_memory;
+    numbers.memory_bytes += in_memory.bytes;
+    numbers.keys_estimate += in_memory.keys;
     return numbers;
   });
 }

@@ -50,6 +50,7 @@ class Process {
 
   [[nodiscard]] pid_t pid() const { return pid_; }
   void signal(int number) const;
+  /// SIGSTOP, and waits until none of its threads runs.
   void freeze() const;
   void go_on() const;
   /// kill -9, and waits for its end.

@@ -134,6 +134,44 @@ TEST_F(Failover, APrimaryThatIsStoppedUnderLoadLosesNothing) {
   expect_right(clients);
 }
 
+TEST_F(Failover, WhatWasNeverOnAnotherNodeIsTruncatedWhenTheOldPrimaryComesBack) {
+  // The replicas stay in the set while they are dead, or they could not lead afterwards.
+  start({.arguments = {"--replica-timeout", "60000"}});
+  ClusterClient client = cluster_->client("all_disk");
+  ASSERT_TRUE(client.write_surely({"SET", "k", "everywhere"}).ok());
+  const auto replicas = cluster_->without(primary_);
+  Connection c(node(primary_).address());
+  ASSERT_EQ(c.call({"DURABILITY", "local_disk"})->to_string(), "OK");
+  for (const std::string& id : replicas) node(id).kill();
+  int only_here = 0;
+  for (; only_here < 20; ++only_here) {
+    const auto reply = c.call({"SET", "k", "only here"});
+    ASSERT_TRUE(reply);
+    if (reply->is_error()) break;  // its lease was over
+  }
+  ASSERT_GT(only_here, 0);
+  node(primary_).kill();
+  for (const std::string& id : replicas) node(id).start();
+  const std::string next = cluster_->wait_for_primary(primary_);
+  ASSERT_NE(next, "") << cluster_->state();
+  // The old primary is still in the set: all of it cannot have this.
+  ClusterClient later = cluster_->client("quorum_disk");
+  ASSERT_TRUE(later.write_surely({"SET", "k", "new"}).ok());
+  node(primary_).start();
+  ASSERT_EQ(cluster_->wait_until_in_sync(), next) << cluster_->state();
+  // Whoever leads from now on, the new value is there: the old primary has given up what it had.
+  for (int i = 0; i < 3; ++i) {
+    const std::string before = cluster_->wait_until_in_sync();
+    ASSERT_NE(before, "") << cluster_->state();
+    EXPECT_EQ(client.read({"GET", "k"}).reply.to_string(), "new") << before << " leads";
+    node(before).kill();
+    ASSERT_NE(cluster_->wait_for_primary(before), "") << cluster_->state();
+    node(before).start();
+  }
+  ASSERT_NE(cluster_->wait_until_in_sync(), "") << cluster_->state();
+  EXPECT_EQ(client.read({"GET", "k"}).reply.to_string(), "new");
+}
+
 TEST_F(Failover, APrimaryThatEndsCleanlyHandsOver) {
   start();
   Load clients(load("quorum_disk"));

@@ -11,7 +11,7 @@
 namespace sluice::kv::test {
 namespace {
 
-constexpr std::size_t kValueBytesMax = 3000;  ///< memtables of 64 KiB fill up quickly
+constexpr std::size_t kValueBytesMax = 12'000;  ///< what memory holds fills up quickly
 
 std::uint64_t number_after(const std::string& line, const std::string& word) {
   return line.starts_with(word + " ") ? std::stoull(line.substr(word.size() + 1)) : 0;

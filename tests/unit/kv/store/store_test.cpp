@@ -177,7 +177,7 @@ RC_GTEST_PROP(StoreModel, DoesWhatAMapDoes, ()) {
     std::vector<Write> writes;
     std::vector<Outcome> expected;
     for (int i = 0; i < size; ++i) {
-      writes.push_back(random_write(random, 64));
+      writes.push_back(random_write(random, 8000));
       expected.push_back(model.apply(writes.back()));
     }
     RC_ASSERT(apply_to(*store, writes) == expected);
