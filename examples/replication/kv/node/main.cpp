@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // sluice-kv: a replicated key-value server on librpma, RocksDB, io_uring and etcd.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -22,9 +23,20 @@ bool stop_asked(const sigset_t& signals) {
   return true;
 }
 
+/// Values that were applied are freed by the tens of MiB, and as many are needed again at once.
+/// What goes back to the kernel meanwhile comes again page by page: with 4 KiB values that was a
+/// tenth of the CPU.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  (void)mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  (void)mallopt(M_MMAP_THRESHOLD, 32 << 20);
+#endif
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  keep_freed_memory();
   const sluice::kv::ParsedOptions parsed = sluice::kv::parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
 

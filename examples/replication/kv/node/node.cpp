@@ -90,8 +90,11 @@ Status Node::open_data() {
   for (const auto& entry : std::filesystem::directory_iterator(options_.data, ignored))
     if (entry.path().filename().string().starts_with("checkpoint-for-"))
       SLUICE_RETURN_IF_ERROR(remove_folder(entry.path().string()));
-  auto store = Store::open(options_.data + "/store",
-                           {.cluster_id = wire::hash_of(options_.cluster), .on_step = {}});
+  auto store =
+      Store::open(options_.data + "/store", {.cluster_id = wire::hash_of(options_.cluster),
+                                             .write_buffer_bytes = options_.write_buffer_bytes,
+                                             .block_cache_bytes = options_.block_cache_bytes,
+                                             .on_step = {}});
   if (!store) return store.status();
   store_ = std::move(*store);
 

@@ -220,6 +220,12 @@ ParsedOptions parse_options(int argc, char** argv) {
            "of each file of the log (default: 64m)");
   add_size("--log-keep-bytes", options.log_keep_bytes, 64 << 10, std::uint64_t{1} << 40,
            "of log kept for replicas that were away (default: 256m)");
+  add_size(
+      "--write-buffer-bytes", options.write_buffer_bytes, 64 << 10, std::uint64_t{4} << 30,
+      "of writes gathered in memory before they go to RocksDB\n(default: 128m); up to four times "
+      "that is used for a while");
+  add_size("--block-cache-bytes", options.block_cache_bytes, 0, std::uint64_t{1} << 40,
+           "of what is read from RocksDB's files (default: 64m)");
   add_size("--ring-bytes", options.ring_bytes, 512 << 10, 1 << 30,
            "of memory for each connection between nodes (default: 16m); a\nrequest holds a quarter "
            "at most");

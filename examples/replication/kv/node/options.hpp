@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kv/cluster/membership.hpp"
+#include "kv/store/store.hpp"
 #include "resp/durability.hpp"
 #include "sluice/core/status.hpp"
 
@@ -38,6 +39,8 @@ struct Options {
   std::chrono::milliseconds replica_timeout{1000};
   std::uint64_t segment_bytes = std::uint64_t{64} << 20;
   std::uint64_t log_keep_bytes = std::uint64_t{256} << 20;
+  std::uint64_t write_buffer_bytes = StoreOptions().write_buffer_bytes;
+  std::uint64_t block_cache_bytes = StoreOptions().block_cache_bytes;
   std::uint64_t ring_bytes = std::uint64_t{16} << 20;
 
   [[nodiscard]] bool alone() const noexcept { return etcd.empty() && fixed.empty(); }

@@ -86,6 +86,9 @@ Status check(const StoreOptions& options) {
   return {};
 }
 
+/// Of a WriteBatch: its own, and the position at its end. What keys take is in Overlay::kOverhead.
+constexpr std::size_t kBatchHeaderBytes = 256;
+
 /// What was applied and is not in RocksDB yet: the latest state of each key that changed.
 struct Overlay {
   struct Hash {
@@ -565,7 +568,8 @@ Status Store::Impl::merge_frozen(const std::shared_ptr<const Overlay>& frozen) {
   sorted.reserve(frozen->keys.size());
   for (const auto& key : frozen->keys) sorted.push_back(&key);
   std::ranges::sort(sorted, {}, [](const auto* key) -> const std::string& { return key->first; });
-  rocksdb::WriteBatch batch;
+  // All of its room at once: growing copies tens of MiB again and again.
+  rocksdb::WriteBatch batch(frozen->bytes + kBatchHeaderBytes);
   std::string space;
   for (const auto* const key : sorted) {
     const auto status = key->second ? batch.Put(Database::user_key(key->first, space), *key->second)

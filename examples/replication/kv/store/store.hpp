@@ -21,8 +21,9 @@ struct StoreOptions {
   /// Whose data this is; not 0. A folder of another cluster is refused.
   std::uint64_t cluster_id = 0;
   /// What may lie in memory before it is written to files: so much of the log has to be applied
-  /// again after a crash, about, and up to three times that is in memory. 64 KiB..4 GiB
-  std::size_t write_buffer_bytes = std::size_t{64} << 20;
+  /// again after a crash, about, and up to four times that is in memory for a while. What is
+  /// written over while it gathers never reaches RocksDB. 64 KiB..4 GiB
+  std::size_t write_buffer_bytes = std::size_t{128} << 20;
   std::size_t block_cache_bytes = std::size_t{64} << 20;  ///< of what is read; 0: none
   std::int32_t background_threads = 2;                    ///< flushes and compactions; 1..64
   /// For tests: called before each step that changes the disk, with its name; a failure is taken
