@@ -55,7 +55,9 @@ void Applier::work() noexcept {
   while (!stuck_.load(std::memory_order_relaxed)) {  // bound: each turn applies an entry, or ends
     const std::uint64_t target = target_.load(std::memory_order_relaxed);
     if (store_.applied_index() >= target) return;
-    if (const Status status = apply_next(target); !status.ok()) {
+    const Status status = apply_next(target);
+    failing_.store(!status.ok(), std::memory_order_relaxed);
+    if (!status.ok()) {
       stuck_.store(true, std::memory_order_relaxed);
       failed_(status);
     }

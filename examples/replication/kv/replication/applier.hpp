@@ -44,6 +44,8 @@ class Applier {
   [[nodiscard]] Status pause_for(const std::function<Status()>& work);
   /// Tries again what failed. Every second or so.
   void retry() noexcept;
+  /// Since something failed nothing could be applied: more would only wait for it.
+  [[nodiscard]] bool failing() const noexcept { return failing_.load(std::memory_order_relaxed); }
 
  private:
   void work() noexcept;
@@ -54,7 +56,7 @@ class Applier {
   const Failed failed_;
   replicate::OneAtATime turn_;
   std::atomic<std::uint64_t> target_{0};
-  std::atomic<bool> stuck_{false};
+  std::atomic<bool> stuck_{false}, failing_{false};
   std::mutex mutex_;  ///< who holds it applies, or keeps others from it
   std::shared_ptr<const Observer> observer_;
   std::vector<std::byte> bytes_;

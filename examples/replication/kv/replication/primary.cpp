@@ -137,6 +137,8 @@ void Primary::admit(const Lock& lock, Operation operation, std::span<const std::
 /// Appends a write, or answers why not. False: the log has no room until something is durable.
 bool Primary::append(const Lock& lock, Operation& operation, std::span<const std::byte> payload) {
   std::optional<std::string> refused = refuse(lock, operation.durability);
+  if (parts_.applier.failing())
+    refused = "ERR the store takes no writes, INFO replication says why: nothing was written";
   if (!refused) {
     const auto index = parts_.journal.append(lock, epoch_, payload);
     if (index.ok()) {
@@ -158,6 +160,8 @@ bool Primary::append(const Lock& lock, Operation& operation, std::span<const std
     refused = "ERR " + index.status().message();
     last_error_ = index.status().message();
   }
+  // Its client's reads wait for nothing, unless for earlier writes. (Those given up came first.)
+  if (pending_.empty() || !pending_.back().operation.ticket) note_answered(operation.sequence);
   operation.ticket.reply().error(*refused);
   std::move(operation.ticket).complete();
   return true;
@@ -308,15 +312,18 @@ void Primary::on_applied(std::uint64_t first, std::span<const Outcome> outcomes)
     batch.add(std::move(operation.ticket));
   }
   // Before the replies go out: who has got one reads what it wrote.
-  if (sequence > 0) {
-    // (4) release: pairs with (5) in Node: the store has it.
-    std::uint64_t known = parts_.answered_sequence.load(std::memory_order_relaxed);
-    while (sequence > known && !parts_.answered_sequence.compare_exchange_weak(
-                                   known, sequence, std::memory_order_release)) {
-    }
-  }
+  note_answered(sequence);
   batch.post();
   go_on_behind_reads();
+}
+
+/// Writes up to this one are answered: what of them counts is in the store, or was given up.
+void Primary::note_answered(std::uint64_t sequence) noexcept {
+  // (4) release: pairs with (5) in Node: the store has it.
+  std::uint64_t known = parts_.answered_sequence.load(std::memory_order_relaxed);
+  while (sequence > known && !parts_.answered_sequence.compare_exchange_weak(
+                                 known, sequence, std::memory_order_release)) {
+  }
 }
 
 /// Writes that stood behind reads which are answered now.
@@ -599,20 +606,25 @@ void Primary::tend_feeders() {
 /// Tells clients that nobody knows whose level was not reached for long; the entries stay.
 void Primary::give_up_old(Clock::time_point now) {
   std::vector<Ticket> old, not_taken;
+  std::uint64_t sequence = 0;
   {
     Lock lock(parts_.journal);
     while (!backlog_.empty() && now - backlog_.front().since >= kAnswerLimit) {
+      sequence = std::max(sequence, backlog_.front().operation.sequence);
       not_taken.push_back(std::move(backlog_.front().operation.ticket));
       backlog_.pop_front();
     }
     for (Pending& pending : pending_) {
       if (now - pending.since < kAnswerLimit) break;
-      if (pending.operation.ticket) old.push_back(std::move(pending.operation.ticket));
+      if (!pending.operation.ticket) continue;
+      sequence = std::max(sequence, pending.operation.sequence);
+      old.push_back(std::move(pending.operation.ticket));
     }
   }
+  note_answered(sequence);  // their clients' reads need not wait for them any more
   for (Ticket& ticket : not_taken) {
     ticket.reply().error(
-        "ERR the log takes nothing, its disk is too slow or hangs: nothing was written");
+        "ERR the log takes nothing, its disk is full, too slow, or hangs: nothing was written");
     std::move(ticket).complete();
   }
   for (Ticket& ticket : old) {

@@ -192,6 +192,7 @@ class Primary final : public Feeder::Owner, public std::enable_shared_from_this<
   [[nodiscard]] Reached reached(const Lock& lock);
   void on_applied(std::uint64_t first, std::span<const Outcome> outcomes);
   void answer_ready_reads();
+  void note_answered(std::uint64_t sequence) noexcept;
   void go_on_behind_reads();
   void answer_waiters();
   void judge();

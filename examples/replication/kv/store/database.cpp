@@ -22,7 +22,6 @@ constexpr std::string_view kIdentityKey("\0identity", 9);
 constexpr std::string_view kPositionKey("\0position", 9);
 constexpr double kBloomBitsPerKey = 10;
 constexpr int kOpenFilesMax = 512;
-constexpr std::size_t kLogFilesKept = 2;
 constexpr int kMemtablesMax = 3;  ///< one that is written to, two that are being flushed
 
 using Pair = std::array<std::uint64_t, 2>;
@@ -45,7 +44,8 @@ Result<Pair> unpack(const rocksdb::Slice& bytes, const std::string& what) {
   return pair;
 }
 
-/// Reads that write nothing must not leave a log behind.
+/// RocksDB's own log, a file of its kind, ends the process when the disk is full (an assertion, in
+/// Debian's build). What matters comes as a status.
 class NoLog final : public rocksdb::Logger {
  public:
   using Logger::Logv;
@@ -85,8 +85,7 @@ rocksdb::Options options_for(const StoreOptions& options) {
   of.max_write_buffer_number = kMemtablesMax;
   of.max_background_jobs = options.background_threads;
   of.max_open_files = kOpenFilesMax;
-  of.keep_log_file_num = kLogFilesKept;
-  of.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  of.info_log = std::make_shared<NoLog>();
   // What is written again soon is not worth the CPU of being compressed.
   of.compression = rocksdb::kLZ4Compression;
   of.compression_per_level.assign(static_cast<std::size_t>(of.num_levels),
