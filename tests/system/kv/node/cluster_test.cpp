@@ -9,7 +9,6 @@
 
 #include "client.hpp"
 #include "cluster.hpp"
-#include "history.hpp"
 #include "load.hpp"
 
 namespace sluice::kv::test {
@@ -41,17 +40,9 @@ class ThreeNodes : public testing::Test {
   }
   /// Ends the load, reads everything, and judges.
   void expect_right(Load& load) {
-    auto history = load.stop();
-    EXPECT_EQ(load.refusal(), "");
-    const auto written = history;
-    ClusterClient client = cluster_->client();
-    const auto at_the_end = read_all(client, history);
-    ASSERT_TRUE(at_the_end) << cluster_->state();
-    RecordProperty("summary", summary(history));
-    const Verdict verdict = check(history);
-    EXPECT_TRUE(verdict.linearizable()) << verdict.to_string();
-    const auto lost = check_nothing_lost(written, *at_the_end);
-    EXPECT_FALSE(lost) << lost->to_string();
+    const Judgement judgement = judge(load, cluster_->client_options());
+    RecordProperty("summary", judgement.summary);
+    EXPECT_EQ(judgement.wrong, "") << cluster_->state();
   }
 
   std::unique_ptr<Cluster> cluster_;

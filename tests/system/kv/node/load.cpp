@@ -132,4 +132,23 @@ std::string summary(const std::vector<Operation>& history) {
          count(Outcome::failed) + " refused, " + count(Outcome::unknown) + " of unknown outcome";
 }
 
+Judgement judge(Load& load, const ClientOptions& reader) {
+  Judgement out;
+  auto history = load.stop();
+  if (!load.refusal().empty()) out.wrong += "a client gave up: " + load.refusal() + "\n";
+  const auto written = history;
+  ClusterClient client(reader);
+  const auto at_the_end = read_all(client, history);
+  out.summary = summary(history);
+  if (!at_the_end) {
+    out.wrong += "not every key could be read at the end\n";
+    return out;
+  }
+  if (const Verdict verdict = check(history); !verdict.linearizable())
+    out.wrong += verdict.to_string() + "\n";
+  if (const auto lost = check_nothing_lost(written, *at_the_end))
+    out.wrong += lost->to_string() + "\n";
+  return out;
+}
+
 }  // namespace sluice::kv::test

@@ -73,4 +73,12 @@ class Load {
 /// How many of each outcome, for people: "12345 operations: 12000 done, 300 refused, 45 unknown".
 [[nodiscard]] std::string summary(const std::vector<Operation>& history);
 
+struct Judgement {
+  std::string wrong;    ///< empty: nothing is
+  std::string summary;  ///< of the history
+};
+/// Ends the load, reads every key, and looks for what was acknowledged and is not there, and for
+/// what no order of the operations explains.
+[[nodiscard]] Judgement judge(Load& load, const ClientOptions& reader);
+
 }  // namespace sluice::kv::test
