@@ -196,5 +196,48 @@ TEST_F(DamagedNode, APrimaryThatLostItsFolderDoesNotLeadWithNothing) {
   expect_whole_again();
 }
 
+/// What a and b acknowledged is not lost when b has lost its disk and a is away: c alone cannot
+/// know.
+TEST(LostDisk, OfAMemberIsNotCountedAsHavingNothingInAnElection) {
+  // The replicas stay in the set while they are dead.
+  Cluster cluster({.arguments = {"--replica-timeout", "60000"}});
+  cluster.start_all();
+  const std::string a = cluster.wait_until_in_sync();
+  ASSERT_NE(a, "") << cluster.state();
+  const std::string b = cluster.without(a)[0], c = cluster.without(a)[1];
+  cluster[c].kill();
+  ClusterClient client = cluster.client("quorum_disk");
+  ASSERT_TRUE(client.write_surely({"SET", "k", "a and b have it"}).ok()) << cluster.state();
+  cluster[a].kill();
+  cluster[b].kill();
+  std::filesystem::remove_all(cluster[b].data());
+  cluster[b].start();
+  cluster[c].start();
+  // Long enough for an election and for whoever is elected to hear the other one.
+  (void)eventually([&, until = std::chrono::steady_clock::now() + 12s] {
+    return cluster.primary() != "" || std::chrono::steady_clock::now() > until;
+  });
+  EXPECT_EQ(cluster.primary(), "") << cluster.state();
+  cluster[a].start();
+  ASSERT_NE(cluster.wait_for_primary(), "") << cluster.state();
+  EXPECT_EQ(client.read({"GET", "k"}).reply.to_string(), "a and b have it") << cluster.state();
+}
+
+TEST(LostDisk, OfAStaticPrimaryIsFilledAgainFromAReplica) {
+  Cluster cluster({.etcds = 0});
+  cluster.start_all();
+  ASSERT_EQ(cluster.wait_until_in_sync(), "a") << cluster.state();
+  ClusterClient client = cluster.client("all_disk");
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.write_surely({"SET", key(i), value(i)}).ok());
+  cluster["a"].kill();
+  std::filesystem::remove_all(cluster["a"].data() + "/log");
+  std::filesystem::remove_all(cluster["a"].data() + "/store");
+  cluster["a"].start();
+  ASSERT_EQ(cluster.wait_until_in_sync(), "a") << cluster.state();
+  EXPECT_THAT(cluster["a"].last_words(), HasSubstr("fetches what node"));
+  for (int i = 0; i < 300; ++i)
+    ASSERT_EQ(client.read({"GET", key(i)}).reply.to_string(), value(i)) << i;
+}
+
 }  // namespace
 }  // namespace sluice::kv::test
