@@ -157,6 +157,29 @@ TEST_F(ThreeNodes, WaitCountsTheReplicasThatHaveIt) {
   EXPECT_EQ(c.call({"WAIT", "2", "20000"})->to_string(), "2");
 }
 
+TEST_F(ThreeNodes, NoWriteIsAnsweredBeforeAsManyHaveItAsItsLevelSays) {
+  // Long enough that stopped replicas are not taken out meanwhile.
+  start({.arguments = {"--replica-timeout", "60000"}});
+  const auto answered = [&](const std::string& level, std::chrono::milliseconds limit) {
+    Connection c(node(primary_).address(), limit);
+    EXPECT_EQ(c.call({"DURABILITY", level})->to_string(), "OK");
+    const auto reply = c.call({"SET", "k", level});
+    return reply && !reply->is_error();
+  };
+  for (const std::string level : {"quorum_memory", "quorum_disk", "all_disk"}) {
+    node(replicas_[0]).freeze();
+    if (level != "all_disk") {
+      EXPECT_TRUE(answered(level, 60s)) << level << ": two of three have it";
+      node(replicas_[1]).freeze();
+    }
+    EXPECT_TRUE(answered("local_disk", 60s));
+    EXPECT_FALSE(answered(level, 1s)) << level;
+    for (const std::string& replica : replicas_) node(replica).go_on();
+    EXPECT_TRUE(answered(level, 60s)) << level;
+    ASSERT_EQ(cluster().wait_until_in_sync(), primary_) << cluster().state();
+  }
+}
+
 TEST_F(ThreeNodes, AReplicaThatWasAwayCatchesUpFromTheLogWhileWritesGoOn) {
   start();
   Load clients(load("quorum_disk"));
