@@ -160,7 +160,8 @@ Status Node::start_transport() {
     if (!parsed) return parsed.status();
     where = *parsed;
   }
-  auto transport = where ? Transport::start(where->host) : Transport::start_alone();
+  auto transport = where ? Transport::start(where->host, options_.topology)
+                         : Transport::start_alone(options_.topology);
   if (!transport) return transport.status();
   transport_ = std::move(*transport);
   applier_ = std::make_unique<Applier>(journal_->log(), *store_,

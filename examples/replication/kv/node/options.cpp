@@ -216,6 +216,10 @@ ParsedOptions parse_options(int argc, char** argv) {
            what)
         ->type_name("SIZE");
   };
+  app.add_option("--topology", options.topology,
+                 "where pollers and workers run and how they wait: a configuration\nfile as "
+                 "sluice-plan checks it; its first pool gets the work")
+      ->type_name("FILE");
   add_size("--segment-bytes", options.segment_bytes, 64 << 10, 1 << 30,
            "of each file of the log (default: 64m)");
   add_size("--log-keep-bytes", options.log_keep_bytes, 64 << 10, std::uint64_t{1} << 40,

@@ -21,6 +21,7 @@ struct Options {
   std::uint16_t port = 6379;
   std::string announce;  ///< HOST:PORT; empty: what it listens on
   std::string requirepass;
+  std::string topology;  ///< a file; empty: none
   std::optional<Durability> durability;
 
   std::string node = "node";

@@ -12,9 +12,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kPool = "kv";
 /// Two: one may wait for the log's writes, which the other one takes (Journal::wait_until_idle).
-constexpr std::uint32_t kWorkers = 2;
+constexpr std::uint32_t kWorkersMin = 2;
 /// Frames of a primary and of one that was deposed, and acknowledgements of some replicas.
 constexpr std::uint32_t kReceives = 1024;
 constexpr std::uint32_t kConnectionsMax = 128;
@@ -48,13 +47,14 @@ Result<HostPort> parse_host_port(const std::string& text) {
   return out;
 }
 
-Result<std::unique_ptr<Transport>> Transport::start_alone() {
+Result<std::unique_ptr<Transport>> Transport::start_alone(const std::string& topology) {
   auto transport = std::unique_ptr<Transport>(new Transport);
-  SLUICE_RETURN_IF_ERROR(transport->start_dispatcher());
+  SLUICE_RETURN_IF_ERROR(transport->start_dispatcher(topology));
   return transport;
 }
 
-Result<std::unique_ptr<Transport>> Transport::start(const std::string& host) {
+Result<std::unique_ptr<Transport>> Transport::start(const std::string& host,
+                                                    const std::string& topology) {
   auto transport = std::unique_ptr<Transport>(new Transport);
   auto peer = rpma::Peer::listen_on(host);
   if (!peer)
@@ -70,10 +70,10 @@ Result<std::unique_ptr<Transport>> Transport::start(const std::string& host) {
   auto pool = transport->srq_->stock(kReceives, wire::kMessageBytesMax);
   if (!pool) return pool.status();
   transport->pool_ = *pool;
-  SLUICE_RETURN_IF_ERROR(transport->start_dispatcher());
+  SLUICE_RETURN_IF_ERROR(transport->start_dispatcher(topology));
   auto source = transport->dispatcher_->attach(
       transport->srq_->receive_cq(),
-      {.pool = kPool, .order = Order::per_connection, .receive_pool = transport->pool_},
+      {.order = Order::per_connection, .receive_pool = transport->pool_},
       [pool = transport->pool_](std::span<const ibv_wc> batch, const BatchInfo& info) noexcept {
         static_cast<Channel*>(info.context)->on_receives(batch, *pool);
       });
@@ -84,20 +84,42 @@ Result<std::unique_ptr<Transport>> Transport::start(const std::string& host) {
 
 Transport::~Transport() = default;
 
-Status Transport::start_dispatcher() {
-  DispatcherConfig config;
-  config.pollers[0].name = "kv";
-  config.pools[0].name = kPool;
-  config.pools[0].workers = kWorkers;
-  config.connections_max = kConnectionsMax;
-  config.stall_threshold = 2000ms;
+Status Transport::start_dispatcher(const std::string& topology) {
   DispatcherCallbacks callbacks;
   callbacks.on_source_failed = [](SourceId, const Status& why) {
     fmt::print(stderr, "sluice-kv: a completion queue has failed: {}\n", why.to_string());
   };
+  if (!topology.empty()) return start_as_configured(topology, std::move(callbacks));
+  DispatcherConfig config;
+  config.pollers[0].name = "kv";
+  config.pools[0].name = "kv";
+  config.pools[0].workers = kWorkersMin;
+  config.connections_max = kConnectionsMax;
+  config.stall_threshold = 2000ms;
   auto dispatcher = Dispatcher::start(config, std::move(callbacks));
   if (!dispatcher) return dispatcher.status();
   dispatcher_ = std::move(*dispatcher);
+  return {};
+}
+
+Status Transport::start_as_configured(const std::string& file, DispatcherCallbacks callbacks) {
+  const auto config = Config::load(file);
+  if (!config) return config.status();
+  auto dispatcher = Dispatcher::start(*config, std::move(callbacks));
+  if (!dispatcher) return dispatcher.status().with_context("the topology of " + file);
+  dispatcher_ = std::move(*dispatcher);
+  const topology::Plan& plan = *dispatcher_->plan();
+  // Everything goes to the first pool.
+  for (const topology::PlannedPool& pool : plan.pools) {
+    if (pool.name != plan.pools.front().name || pool.threads.size() >= kWorkersMin) continue;
+    return {
+        StatusCode::invalid_argument,
+        fmt::format("{}: pool '{}' has {} worker, and a node needs {} at least: one may wait for "
+                    "the disk's completions, which another one takes. Set workers = {}",
+                    file, pool.name, pool.threads.size(), kWorkersMin, kWorkersMin)};
+  }
+  for (const std::string& sentence : plan.degraded)
+    fmt::print(stderr, "sluice-kv: {}: {}\n", file, sentence);
   return {};
 }
 
@@ -112,7 +134,6 @@ rpma::ConnectionConfig Transport::connection_config() const {
 
 ConnectionOptions Transport::options_for(Channel& channel) {
   ConnectionOptions options;
-  options.pool = kPool;
   options.order = Order::per_connection;
   options.context = &channel;
   options.receive_source = receive_source_;

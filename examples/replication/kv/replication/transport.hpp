@@ -43,9 +43,12 @@ struct HostPort {
 class Transport {
  public:
   /// Threads only: for a node that is alone.
-  static Result<std::unique_ptr<Transport>> start_alone();
+  /// `topology`: the configuration file that places pollers and workers (its first pool, of two at
+  /// least, gets everything); empty: one poller and two workers, where the kernel puts them.
+  static Result<std::unique_ptr<Transport>> start_alone(const std::string& topology);
   /// With the device of this address.
-  static Result<std::unique_ptr<Transport>> start(const std::string& host);
+  static Result<std::unique_ptr<Transport>> start(const std::string& host,
+                                                  const std::string& topology);
   ~Transport();
 
   [[nodiscard]] Dispatcher& dispatcher() noexcept { return *dispatcher_; }
@@ -80,7 +83,8 @@ class Transport {
 
  private:
   Transport() = default;
-  [[nodiscard]] Status start_dispatcher();
+  [[nodiscard]] Status start_dispatcher(const std::string& topology);
+  [[nodiscard]] Status start_as_configured(const std::string& file, DispatcherCallbacks callbacks);
   [[nodiscard]] ConnectionOptions options_for(Channel& channel);
   [[nodiscard]] rpma::ConnectionConfig connection_config() const;
   void keep(std::shared_ptr<const void> memory);

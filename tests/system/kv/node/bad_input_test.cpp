@@ -117,6 +117,20 @@ TEST_F(CannotStart, AFolderThatCannotBeMade) {
   expect_one_line(below, 1, folder_ / "file/data");
 }
 
+TEST_F(CannotStart, ATopologyThatIsWrongOrHasTooFewWorkers) {
+  const std::string file = folder_ / "sluice.toml";
+  const auto expect = [&](const std::string& text, const std::string& said) {
+    std::ofstream(file) << text;
+    Process process(command_line({"--data", folder_ / "data", "--port", "0", "--topology", file}));
+    expect_one_line(process, 1, said);
+  };
+  expect("[pools.apply]\nworker = 2\n", "sluice.toml:2");
+  expect("[pools.apply]\nworkers = 1\n", "needs 2 at least");
+  Process process(command_line(
+      {"--data", folder_ / "data", "--port", "0", "--topology", folder_ / "absent.toml"}));
+  expect_one_line(process, 1, folder_ / "absent.toml");
+}
+
 TEST_F(CannotStart, APortInUse) {
   Node first("node", folder_ / "first", {});
   first.start();

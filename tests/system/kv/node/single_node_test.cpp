@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@ namespace sluice::kv::test {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -139,6 +142,22 @@ TEST_F(SingleNode, APipelineIsAnsweredInItsOrder) {
     ASSERT_THAT(got, ElementsAre("OK", std::to_string(i), std::to_string(i + 1), std::to_string(i),
                                  StartsWith("error ERR")));
   }
+}
+
+TEST_F(SingleNode, ItsThreadsAreWhereTheConfigurationWantsThem) {
+  std::ofstream(folder_ / "sluice.toml") << "[pollers.log]\nwait = \"adaptive\"\n"
+                                            "[pools.apply]\nworkers = 2\nnodes = \"any\"\n";
+  start({"--topology", folder_ / "sluice.toml"});
+  EXPECT_EQ(ask({"SET", "k", "v"}), "OK");
+  EXPECT_EQ(ask({"GET", "k"}), "v");
+  std::string names;
+  for (const auto& thread : std::filesystem::directory_iterator(
+           "/proc/" + std::to_string(node_->process().pid()) + "/task")) {
+    std::string name;
+    std::getline(std::ifstream(thread.path() / "comm") >> std::ws, name);
+    names += name + "\n";
+  }
+  EXPECT_THAT(names, AllOf(HasSubstr("log"), HasSubstr("apply")));
 }
 
 TEST_F(SingleNode, APasswordIsAskedFor) {
