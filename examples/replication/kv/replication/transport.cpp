@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "sluice/topology/plan.hpp"
+
 namespace sluice::kv {
 namespace {
 
