@@ -111,7 +111,7 @@ Status Node::open_data() {
           "backup; or move " +
           folder + " away to go on with what the store has)");
     say(journal.status().to_string());
-    SLUICE_RETURN_IF_ERROR(write_file_atomically(options_.data + "/REBUILDING", "damaged log\n"));
+    SLUICE_RETURN_IF_ERROR(Follower::mark_rebuilding(options_.data, "damaged log\n"));
     SLUICE_RETURN_IF_ERROR(Log::erase(folder));
     journal = Journal::open(folder, log, options_.cluster);
   }
@@ -136,15 +136,14 @@ Status Node::reconcile() {
                           "the store was lost or replaced; restore it from a backup",
                           options_.data, applied.index, log.first_index())};
     say("the store lacks entries that the log no longer has");
-    return write_file_atomically(options_.data + "/REBUILDING", "lost store\n");
+    return Follower::mark_rebuilding(options_.data, "lost store\n");
   }
   const auto epoch = log.epoch_of(applied.index);
   if (epoch.ok() && *epoch == applied.epoch) return {};
   if (log.last_index() >= applied.index) {
     // What it acknowledged beyond that is dropped with the log.
     if (!options_.alone())
-      SLUICE_RETURN_IF_ERROR(
-          write_file_atomically(options_.data + "/REBUILDING", "a log that differs\n"));
+      SLUICE_RETURN_IF_ERROR(Follower::mark_rebuilding(options_.data, "a log that differs\n"));
     say(
         fmt::format("entry {} of the log is of another epoch than the store's: the log goes on "
                     "behind the store",
@@ -461,7 +460,7 @@ void Node::begin_term(std::uint64_t epoch, const InSyncSet& in_sync) {
   follower_->close();
   if (follower_->rebuilding()) return step_back(epoch, "its data is not complete yet");
   const bool empty = journal_->log().last_index() == 0;
-  if (!options_.etcd.empty() && empty && in_sync.epoch != 0 && !follower_->rebuilding()) {
+  if (!options_.etcd.empty() && empty && in_sync.epoch != 0) {
     (void)follower_->begin_rebuilding();
     return step_back(epoch, "it has no data, and the cluster has: its disk was lost or replaced");
   }

@@ -418,6 +418,14 @@ Status Feeder::fetch(Session& session, const wire::Report& report) {
   const auto common = last_common(report);
   if (!common) return {StatusCode::unreachable, "the two logs have nothing in common"};
   SLUICE_RETURN_IF_ERROR(parts_.owner.cut_after(*common));
+  const auto wait_for = [&](auto&& there, const char* otherwise) -> Status {
+    std::unique_lock lock(mutex_);
+    const bool in_time = wake_.wait_for(lock, kReportLimit,
+                                        [&] { return stopping() || there() || !session.why.ok(); });
+    if (!session.why.ok()) return session.why;
+    if (!in_time || stopping()) return {StatusCode::timed_out, otherwise};
+    return {};
+  };
   for (std::uint64_t from = *common + 1; from <= report.last_index;) {
     {
       const std::lock_guard lock(mutex_);
@@ -428,27 +436,20 @@ Status Feeder::fetch(Session& session, const wire::Report& report) {
     SLUICE_RETURN_IF_ERROR(send_blocking(
         session, wire::FrameKind::fetch, [](std::span<std::byte>) { return std::size_t{0}; }, 0));
     wire::Fetched fetched;
-    {
-      std::unique_lock lock(mutex_);
-      const bool there = wake_.wait_for(
-          lock, kReportLimit, [&] { return stopping() || session.fetched || !session.why.ok(); });
-      if (!session.why.ok()) return session.why;
-      if (!there || stopping()) return {StatusCode::timed_out, "it does not answer"};
-      fetched = *session.fetched;
-    }
+    SLUICE_RETURN_IF_ERROR(wait_for(
+        [&] {
+          if (session.fetched) fetched = *session.fetched;
+          return session.fetched.has_value();
+        },
+        "it does not answer"));
     if (fetched.bytes < wire::FrameHeader::kBytes || fetched.offset > session.ring_bytes ||
         fetched.bytes > session.ring_bytes - fetched.offset)
       return {StatusCode::io_error, "it has not what it said"};
     SLUICE_RETURN_IF_ERROR(session.handle->connection().read(session.staging.get(), fetched.offset,
                                                              *session.ring, fetched.offset,
                                                              fetched.bytes, kReadId));
-    {
-      std::unique_lock lock(mutex_);
-      const bool there = wake_.wait_for(
-          lock, kReportLimit, [&] { return stopping() || session.read_done || !session.why.ok(); });
-      if (!session.why.ok()) return session.why;
-      if (!there || stopping()) return {StatusCode::timed_out, "its memory cannot be read"};
-    }
+    SLUICE_RETURN_IF_ERROR(
+        wait_for([&] { return session.read_done; }, "its memory cannot be read"));
     const auto frame =
         wire::open_frame(session.staging->memory().subspan(fetched.offset, fetched.bytes));
     if (!frame) return frame.status();

@@ -20,6 +20,7 @@
 namespace sluice::kv {
 namespace {
 
+constexpr const char* kRebuilding = "/REBUILDING";  ///< in the data folder, see README
 constexpr std::size_t kAckSlots = 32;
 constexpr std::size_t kMessagesAt = kAckSlots * wire::kAckBytes;  ///< behind the acks: one message
 constexpr std::size_t kListingMax = std::size_t{64} << 20;
@@ -104,9 +105,8 @@ Result<std::unique_ptr<Follower>> Follower::open(Parts parts) {
     return follower->parts_.journal.log(lock).last_epoch();
   }();
   if (in_log > follower->promised()) follower->promised_.store(in_log, std::memory_order_relaxed);
-  follower->rebuilding_.store(
-      ::access((follower->parts_.folder + "/REBUILDING").c_str(), F_OK) == 0,
-      std::memory_order_relaxed);
+  follower->rebuilding_.store(::access((follower->parts_.folder + kRebuilding).c_str(), F_OK) == 0,
+                              std::memory_order_relaxed);
   return follower;
 }
 
@@ -129,10 +129,13 @@ Status Follower::promise(std::uint64_t epoch) {
   return {};
 }
 
+Status Follower::mark_rebuilding(const std::string& folder, const std::string& why) {
+  return write_file_atomically(folder + kRebuilding, why);
+}
+
 Status Follower::begin_rebuilding() {
-  SLUICE_RETURN_IF_ERROR(
-      write_file_atomically(parts_.folder + "/REBUILDING",
-                            "this node's data was lost, and is fetched from the primary\n"));
+  SLUICE_RETURN_IF_ERROR(mark_rebuilding(
+      parts_.folder, "this node's data was lost, and is fetched from the primary\n"));
   rebuild_target_.store(0, std::memory_order_relaxed);
   rebuilding_.store(true, std::memory_order_relaxed);
   return {};
@@ -473,7 +476,7 @@ void Follower::note_rebuilt(const Session& session) noexcept {
   if (target == 0 || have < target) return;
   if (!rebuilding_.exchange(false, std::memory_order_relaxed)) return;
   parts_.defer([this] {
-    ::unlink((parts_.folder + "/REBUILDING").c_str());
+    ::unlink((parts_.folder + kRebuilding).c_str());
     (void)sync_folder(parts_.folder);
     say("has all data again");
     parts_.on_rebuilt();

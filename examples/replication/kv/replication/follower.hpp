@@ -54,6 +54,8 @@ class Follower final : public Transport::Acceptor {
   }
   /// From now on this node counts for nobody until it has caught up: what it had is lost.
   [[nodiscard]] Status begin_rebuilding();
+  /// The mark on the disk alone, for a follower that is opened in this folder later.
+  [[nodiscard]] static Status mark_rebuilding(const std::string& folder, const std::string& why);
   [[nodiscard]] bool rebuilding() const noexcept {
     return rebuilding_.load(std::memory_order_relaxed);  // a flag that is late is only late
   }

@@ -254,6 +254,10 @@ class Store::Impl {
   [[nodiscard]] const Overlay::Value* find_in_memory(std::string_view key) const;
   [[nodiscard]] Status make_room();
   void freeze();
+  /// Under memory_mutex_.
+  [[nodiscard]] const Status& background_failure() const noexcept {
+    return merge_failure_.ok() ? flush_failure_ : merge_failure_;
+  }
   [[nodiscard]] Status merge();
   [[nodiscard]] Status merge_frozen(const std::shared_ptr<const Overlay>& frozen);
   void merge_in_background();
@@ -634,7 +638,7 @@ Status Store::Impl::flush(bool wait) {
     const std::lock_guard memory(memory_mutex_);
     flush_wanted_ = true;
     merge_wake_.notify_all();
-    return merge_failure_.ok() ? flush_failure_ : merge_failure_;
+    return background_failure();
   }
   SLUICE_RETURN_IF_ERROR(merge());
   return flush_database(true);
@@ -661,7 +665,7 @@ Status Store::Impl::flush_database(bool wait) {
 Status Store::Impl::health() const {
   SLUICE_RETURN_IF_ERROR(with_database([](Database& database) { return database.health(); }));
   const std::lock_guard memory(memory_mutex_);
-  return merge_failure_.ok() ? flush_failure_ : merge_failure_;
+  return background_failure();
 }
 
 Store::Impl::InMemory Store::Impl::in_memory() const {

@@ -21,7 +21,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AnyOf;
 using testing::HasSubstr;
-using testing::StartsWith;
 
 /// A file system of its own, of so many MiB.
 class SmallDisk {
