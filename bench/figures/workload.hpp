@@ -66,25 +66,33 @@ struct alignas(kCacheLine) Reader {
 };
 
 /// Sees each connection's completions come in the order in which their source gave them. For
-/// handlers that are not run twice at a time for one connection.
+/// handlers that are not run twice at a time for one connection; those of two connections may run
+/// on two workers, so each connection has a line of its own.
 class OrderCheck {
  public:
   static constexpr std::uint32_t kConnections = 64;  ///< queue pairs 1..64
 
   void note(const ibv_wc& wc) noexcept {
-    std::uint64_t& next = next_[wc.qp_num];
-    disorders_ += wc.wr_id < next ? 1 : 0;
-    next = wc.wr_id + 1;
+    Connection& connection = connections_[wc.qp_num];
+    connection.disorders += wc.wr_id < connection.next ? 1 : 0;
+    connection.next = wc.wr_id + 1;
   }
+  /// When no handler runs.
   [[nodiscard]] Status status() const {
-    if (disorders_ == 0) return {};
+    std::uint64_t disorders = 0;
+    for (const Connection& connection : connections_) disorders += connection.disorders;
+    if (disorders == 0) return {};
     return {StatusCode::internal,
-            std::to_string(disorders_) + " completions overtook others of their connection"};
+            std::to_string(disorders) + " completions overtook others of their connection"};
   }
 
  private:
-  std::array<std::uint64_t, kConnections + 1> next_{};
-  std::uint64_t disorders_ = 0;
+  struct alignas(kCacheLine) Connection {
+    std::uint64_t next = 0;  ///< wr_id
+    std::uint64_t disorders = 0;
+  };
+
+  std::array<Connection, kConnections + 1> connections_{};
 };
 
 /// The readers of a contender's workers, and what they must have read in the end.
