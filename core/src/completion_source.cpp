@@ -19,7 +19,9 @@ CompletionSource::~CompletionSource() {
   SLUICE_CHECK((ownership_epoch() & 1) == 0, "a source was destroyed while somebody still owns it");
 }
 
-void CompletionSource::retire(std::span<const ibv_wc>) noexcept {}
+void CompletionSource::retire(std::span<const ibv_wc>) noexcept {
+  wants_retire_.store(false, std::memory_order_relaxed);
+}
 
 Result<SourceOwnership> CompletionSource::take_ownership(std::string_view owner) {
   std::uint64_t epoch = epoch_.load(std::memory_order_relaxed);

@@ -113,7 +113,7 @@ std::size_t Poller::run_once() {
   if (check_cold_now_ || polls_since_cold_check_ >= kColdCheckPolls) check_cold_sources();
   if (!put_off_.empty()) [[unlikely]]
     retry_put_off();
-  for (std::uint32_t pass = 0; pass < kPassesMax; ++pass) {
+  for (std::uint32_t pass = 0; pass < kPassesMax && tally_.polls < kRoundPollsMax; ++pass) {
     const std::size_t brought = poll_hot_sources();
     if (brought == 0) break;
     work += brought;
@@ -701,27 +701,56 @@ inline Poller::Poll Poller::poll_into_lanes_once(SourceState* source) {
 }
 
 /// Polls on while the queue gives full batches, if no other hot source has to wait for the
-/// handlers.
+/// handlers. With a cheap handler each instruction of the loop shows; so full batches without a
+/// failed completion, all alike, are marked as handed over once, and the mark of a running handler
+/// stays from one to the next: a poll does not take long.
 Poller::Poll Poller::poll_inline(SourceState* source) {
-  const std::span<ibv_wc> scratch{scratch_->completions, batch_size_};
-  const std::uint32_t polls_max = hot_.size() == 1 ? kPollBurstMax : 1;
-  Poll sum;
+  CompletionSource& queue = *source->source;
+  const std::span<ibv_wc> batch{scratch_->completions, batch_size_};
+  const std::uint32_t polls_max = hot_.size() == 1 ? kRoundPollsMax : 1;
+  handler_source_.store(source->id, std::memory_order_relaxed);
+  std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed) - 1;
+  PollOutcome outcome;
   std::uint32_t polls = 0;
-  std::uint32_t last = 0;
-  do {
-    last = poll_and_check(source, scratch);
-    if (last == 0) break;
-    sum.count += last;
-    const std::uint32_t left = inspect(source, scratch.first(last));
-    if (left > 0) run_inline(source, scratch.first(left));
-  } while (++polls < polls_max && last == batch_size_ && source->heat != Heat::failed);
-  if (sum.count == 0) return nothing(source);
-  sum.brought = Polled::some;
-  return sum;
+  for (;;) {
+    outcome = queue.poll(batch);
+    if (outcome.count != batch.size() || outcome.fault != SourceFault::none ||
+        !all_succeeded(batch)) {
+      break;
+    }
+    if (polls == 0) source->stream.handover.hand(batch_size_);
+    handler_sequence_.store(sequence += 2, std::memory_order_relaxed);
+    source->handler(batch, source->stream.info);
+    queue.retire_if_wanted(batch);
+    if (++polls == polls_max) break;
+  }
+  if (polls > 0) {
+    handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
+    // Nobody else counts for an inlined one.
+    source->stream.handover.finish_in_lane(batch_size_);
+    tally_.polls += polls;
+    tally_.batches += polls;
+    tally_.completions += polls * batch_size_;
+    if (polls == polls_max) return {Polled::some, polls * batch_size_};
+  }
+  // The last one is not like that.
+  note_poll(source, outcome);
+  if (outcome.count > 0) {
+    const std::uint32_t left = inspect(source, batch.first(outcome.count));
+    if (left > 0) run_inline(source, batch.first(left));
+  } else if (polls == 0) {
+    return nothing(source);
+  }
+  return {Polled::some, polls * batch_size_ + outcome.count};
 }
 
 inline std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_wc> out) {
   const PollOutcome outcome = source->source->poll(out);
+  note_poll(source, outcome);
+  return outcome.count;
+}
+
+inline void Poller::note_poll(SourceState* source, const PollOutcome& outcome) {
   ++tally_.polls;
   if (outcome.count > 0) {
     ++tally_.batches;
@@ -729,13 +758,10 @@ inline std::uint32_t Poller::poll_and_check(SourceState* source, std::span<ibv_w
   }
   if (outcome.fault != SourceFault::none) [[unlikely]]
     fail(source, outcome.fault, outcome.error);
-  return outcome.count;
 }
 
-/// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns
-/// how many are left.
-inline std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
-  // One instruction for each in the common case: a full batch of which nothing has failed.
+/// One instruction for each in the common case: a full batch.
+inline bool Poller::all_succeeded(std::span<const ibv_wc> completions) noexcept {
   static_assert(IBV_WC_SUCCESS == 0);
   unsigned failed = 0;
   const ibv_wc* wc = completions.data();
@@ -746,7 +772,13 @@ inline std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> comp
     left = 0;
   }
   for (; left > 0; --left, ++wc) failed |= static_cast<unsigned>(wc->status);
-  if (failed != 0) [[unlikely]]
+  return failed == 0;
+}
+
+/// Makes failed completions safe to read, tells of them, and takes the drain marker out. Returns
+/// how many are left.
+inline std::uint32_t Poller::inspect(SourceState* source, std::span<ibv_wc> completions) {
+  if (!all_succeeded(completions)) [[unlikely]]
     return inspect_failed(source, completions);
   return static_cast<std::uint32_t>(completions.size());
 }
@@ -757,7 +789,7 @@ std::uint32_t Poller::inspect_failed(SourceState* source, std::span<ibv_wc> comp
     if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
       clear_invalid_fields(wc);
       if (source->drain_marker != 0 && wc.wr_id == source->drain_marker) {
-        source->source->retire({&wc, 1});
+        source->source->retire_if_wanted({&wc, 1});
         source->connection->marker_seen.store(true, std::memory_order_seq_cst);
         control_.poke();
         continue;
@@ -782,16 +814,15 @@ void Poller::note_failed(ConnectionState* connection) {
   if (!control_.post(note)) connection->failure_reported.store(false, std::memory_order_relaxed);
 }
 
-inline void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions) {
-  handler_source_.store(source->id, std::memory_order_relaxed);
+void Poller::run_inline(SourceState* source, std::span<const ibv_wc> completions) {
   const std::uint64_t sequence = handler_sequence_.load(std::memory_order_relaxed);
-  handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   const auto count = static_cast<std::uint32_t>(completions.size());
   source->stream.handover.hand(count);
+  handler_sequence_.store(sequence + 1, std::memory_order_relaxed);
   source->handler(completions, source->stream.info);
   handler_sequence_.store(sequence + 2, std::memory_order_relaxed);
-  source->source->retire(completions);
-  source->stream.handover.finish_in_lane(count);  // nobody else counts for an inlined one
+  source->source->retire_if_wanted(completions);
+  source->stream.handover.finish_in_lane(count);
 }
 
 // --- lanes
@@ -948,7 +979,7 @@ void Poller::orphan(SourceState* source, const ibv_wc& wc) {
   } else if (ours) {
     pool->take(wc).release();
   }
-  source->source->retire({&wc, 1});
+  source->source->retire_if_wanted({&wc, 1});
 }
 
 /// Nothing is being set up any more: what is still held belongs to nobody.

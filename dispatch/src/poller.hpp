@@ -43,8 +43,9 @@ struct PollerCommand {
 ///
 /// Its states are its own; others reach it through the mailbox. Driven by one thread at a time.
 /// Invariants: INV-ARM and INV-EMPTY of CompletionSource. Cost of a round: up to kPassesMax passes
-/// of up to kPollBurstMax polls for each hot source, plus one epoll_wait when nothing was found, or
-/// where some are cold every kColdCheckPolls polls, but not more often than every 20 us.
+/// of up to kPollBurstMax polls for each hot source (or kRoundPollsMax for the only one, if it is
+/// inlined) until there were kRoundPollsMax; plus one epoll_wait when nothing was found, or where
+/// some are cold every kColdCheckPolls polls, but not more often than every 20 us.
 class Poller final : public Runnable {
  public:
   /// `memory` holds its batch buffers, memory_size() bytes, zeroed, aligned to a page.
@@ -105,6 +106,9 @@ class Poller final : public Runnable {
   /// Passes over the hot sources in one round, as long as they bring something.
   static constexpr std::uint32_t kPassesMax = 4;
   static constexpr std::uint32_t kPollBurstMax = 8;  ///< polls of a source before it publishes
+  /// Polls after which a round ends, be there more or not; and of one source that has its handler
+  /// called inline, with none beside it.
+  static constexpr std::uint32_t kRoundPollsMax = kPassesMax * kPollBurstMax;
   static constexpr std::uint32_t kOpenLanesMax = kPollBurstMax * kBatchSize;
 
   struct Slot {
@@ -168,6 +172,9 @@ class Poller final : public Runnable {
     return {source->heat == Heat::failed ? Polled::failed : Polled::empty, 0};
   }
   std::uint32_t found_empty(SourceState* source);
+  void note_poll(SourceState* source, const PollOutcome& outcome);
+  [[nodiscard]] static bool all_succeeded(std::span<const ibv_wc> completions) noexcept;
+  void run_inline(SourceState* source, std::span<const ibv_wc> completions);
   std::uint32_t poll_and_check(SourceState* source, std::span<ibv_wc> out);
   std::uint32_t inspect(SourceState* source, std::span<ibv_wc> completions);
   std::uint32_t inspect_failed(SourceState* source, std::span<ibv_wc> completions);
@@ -181,7 +188,6 @@ class Poller final : public Runnable {
   void hold_or_orphan(SourceState* source, const ibv_wc& wc);
   void orphan(SourceState* source, const ibv_wc& wc);
   void note_failed(ConnectionState* connection);
-  void run_inline(SourceState* source, std::span<const ibv_wc> completions);
 
   // Temperature.
   void turn_hot(SourceState* source);

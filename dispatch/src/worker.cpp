@@ -133,7 +133,7 @@ inline void Worker::call(SourceState* source, std::span<const ibv_wc> completion
       at += count;
     }
   }
-  source->source->retire(completions);
+  source->source->retire_if_wanted(completions);
 }
 
 /// With colleagues it claims one batch after the other, and none before it is done with the last
@@ -240,7 +240,7 @@ Parcel* Worker::run_chain(Parcel* parcel, std::uint32_t budget) {
       parcel = parcel->next;
       if (parcel != nullptr) prefetch_segment(parcel);
       call(source, completions, info);
-      source->source->retire(completions);
+      source->source->retire_if_wanted(completions);
       of_stream += static_cast<std::uint32_t>(completions.size());
     } while (parcel != nullptr && parcel->stream == stream && parcel->poller == poller &&
              handled + of_stream < budget);

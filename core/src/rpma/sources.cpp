@@ -106,7 +106,7 @@ EventOutcome CqSource::consume_event() noexcept {
 }
 
 void CqSource::retire(std::span<const ibv_wc> completions) noexcept {
-  if (retire_) retire_(completions);
+  retire_ ? retire_(completions) : CompletionSource::retire(completions);
 }
 
 // --- SharedChannelSource ----------------------------------------------------------------------
@@ -185,7 +185,7 @@ EventOutcome SharedChannelSource::consume_event() noexcept {
 }
 
 void SharedChannelSource::retire(std::span<const ibv_wc> completions) noexcept {
-  if (retire_) retire_(completions);
+  retire_ ? retire_(completions) : CompletionSource::retire(completions);
 }
 
 }  // namespace sluice::rpma

@@ -22,6 +22,40 @@ class SilentSource final : public CompletionSource {
   std::string_view name() const noexcept override { return "silent"; }
 };
 
+class RetiringSource final : public CompletionSource {
+ public:
+  PollOutcome poll(std::span<ibv_wc>) noexcept override { return {}; }
+  EventOutcome consume_event() noexcept override { return {}; }
+  int wait_fd() const noexcept override { return -1; }
+  std::uint32_t capacity() const noexcept override { return 1; }
+  std::string_view name() const noexcept override { return "retiring"; }
+  void retire(std::span<const ibv_wc> completions) noexcept override {
+    retired += completions.size();
+    ++calls;
+    if (no_more) CompletionSource::retire(completions);
+  }
+  std::size_t retired = 0;
+  int calls = 0;
+  bool no_more = false;
+};
+
+TEST(CompletionSource, WhatItsHandlerIsDoneWithIsToldAsLongAsItWantsToKnow) {
+  const std::vector<ibv_wc> completions(3);
+  RetiringSource source;
+  for (std::size_t i = 1; i <= 4; ++i) {
+    source.retire_if_wanted(completions);
+    EXPECT_EQ(source.retired, 3 * i);
+  }
+  source.no_more = true;
+  source.retire_if_wanted(completions);
+  EXPECT_EQ(source.calls, 5);
+  source.retire_if_wanted(completions);
+  EXPECT_EQ(source.calls, 5);
+  SilentSource silent;
+  silent.retire_if_wanted(completions);
+  silent.retire_if_wanted(completions);
+}
+
 TEST(SourceOwnership, ASecondTakerIsRefusedAndToldWhoAsked) {  // W11
   SilentSource source;
   auto first = source.take_ownership("poller 1");

@@ -69,6 +69,49 @@ TEST_P(Routing, InlinedHandlersSeeEverythingInOrderOnThePoller) {
   EXPECT_TRUE(work_until(*dispatcher, [&] { return source->retired() == 500; }));
 }
 
+// Full batches in a row are handled in a shorter way than the others: it must not show.
+TEST_P(Routing, InlinedHandlersSeeFailedCompletionsAmongFullBatches) {
+  constexpr std::uint64_t kCount = 200 * 32 + 7;
+  constexpr std::array<std::uint64_t, 4> kFailed{31, 3 * 32, 40 * 32 + 5, kCount - 1};
+  auto dispatcher = start_with(1);
+  auto source = std::make_shared<SyntheticSource>(kCount);
+  ConnectionLog log;
+  std::mutex mutex;
+  std::vector<std::uint64_t> failed;  // guarded by mutex
+  std::atomic<int> wrong{0};
+  auto handle = dispatcher->attach(source, {.order = Order::inlined},
+                                   [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
+                                     log.enter();
+                                     for (const ibv_wc& wc : batch) {
+                                       if (wc.status != IBV_WC_SUCCESS) failed.push_back(wc.wr_id);
+                                       if (wc.status != IBV_WC_SUCCESS && wc.byte_len != 0) ++wrong;
+                                       log.note(wc);
+                                     }
+                                     log.leave();
+                                   });
+  ASSERT_TRUE(handle.ok());
+  std::vector<ibv_wc> completions(kCount);
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    completions[i].wr_id = i;
+    completions[i].qp_num = 1;
+    completions[i].byte_len = 4711;
+    if (std::find(kFailed.begin(), kFailed.end(), i) != kFailed.end())
+      completions[i].status = IBV_WC_WR_FLUSH_ERR;
+  }
+  ASSERT_TRUE(source->complete(completions));
+  ASSERT_TRUE(work_until(*dispatcher, [&] { return source->retired() == kCount; }));
+  EXPECT_EQ(log.count, kCount);
+  log.expect_in_order();
+  const std::scoped_lock lock(mutex);
+  EXPECT_EQ(failed, std::vector<std::uint64_t>(kFailed.begin(), kFailed.end()));
+  EXPECT_EQ(wrong, 0) << "fields of a failed completion that are not valid are zeroed";
+  EXPECT_TRUE(work_until(*dispatcher, [&] {
+    const PollerCounters counters = dispatcher->counters().pollers[0];  // told after a round
+    return counters.completions == kCount && counters.batches >= kCount / 32;
+  }));
+  EXPECT_LE(dispatcher->counters().pollers[0].batches, dispatcher->counters().pollers[0].polls);
+}
+
 TEST_P(Routing, WithoutOrderEachCompletionIsHandledOnceOnAWorker) {
   auto dispatcher = start_with(3);
   auto source = std::make_shared<SyntheticSource>();

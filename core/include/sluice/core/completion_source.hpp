@@ -88,8 +88,15 @@ class CompletionSource {
   [[nodiscard]] virtual std::uint32_t capacity() const noexcept = 0;
 
   /// Called once the handler has returned for these completions: send credits go back here.
-  /// Any thread; must not block.
+  /// Any thread; must not block. What is here wants none: after it was called once (by a source
+  /// that does not override it, or by an override that has nothing to do, now or later) it need not
+  /// be called again.
   virtual void retire(std::span<const ibv_wc> completions) noexcept;
+  /// retire(), but for a source that wants none.
+  void retire_if_wanted(std::span<const ibv_wc> completions) noexcept {
+    // Relaxed: a stale true costs a call.
+    if (wants_retire_.load(std::memory_order_relaxed)) retire(completions);
+  }
 
   /// For people: "srq-rcq softrdma0", "cq qp 0x12".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
@@ -108,6 +115,7 @@ class CompletionSource {
   void release_ownership(std::uint64_t epoch) noexcept;
 
   std::atomic<std::uint64_t> epoch_{0};
+  std::atomic<bool> wants_retire_{true};
 };
 
 /// The token of the one who polls a source. Movable; releases on destruction. The source must
