@@ -639,9 +639,21 @@ Poller::Poll Poller::poll_sorted(SourceState* source) {
     free_batches_.push_back(parcel);
     return {Polled::some, polled};
   }
-  // All of one connection: handed over as it is, and the empty one is polled into next time.
-  const bool as_it_is = group_count == 1 && unknown == 0;
+  // All of one connection, or each of another one: handed over as it is, and the empty one is
+  // polled into next time.
+  const bool each_of_another = group_count == count;  // so all are known
+  const bool as_it_is = each_of_another || (group_count == 1 && unknown == 0);
   auto* const batch = static_cast<Batch*>(as_it_is ? std::exchange(scratch_, parcel) : parcel);
+  if (each_of_another) {
+    for (i = 0; i < count; ++i) {
+      ConnectionState* const connection = groups[i];
+      connection->in_batch_less_one = ConnectionState::kNotInBatch;
+      connection->receives.handover.hand(1);
+      batch->groups[i] = connection->receives.group(1);
+    }
+    publish(source, batch, count, true);
+    return {Polled::some, polled};
+  }
   ibv_wc* at = batch->completions;
   for (std::uint32_t group = 0; group < group_count; ++group) {
     ConnectionState* const connection = groups[group];

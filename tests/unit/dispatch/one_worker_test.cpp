@@ -194,6 +194,40 @@ TEST_F(OneWorker, ABatchOfOneConnectionIsHandedOverUncopied) {
   EXPECT_EQ(calls_[21].data, calls_[20].data + 2);
 }
 
+TEST_F(OneWorker, ABatchOfWhichEachIsAnotherConnectionsIsHandedOverUncopied) {
+  const auto source = std::make_shared<WatchedSource>();
+  start_with(8, 32, source);
+  std::array<int, 7> contexts{};
+  std::vector<std::shared_ptr<ConnectionHandle>> connections;
+  for (std::uint32_t qp = 0; qp < contexts.size(); ++qp)
+    connections.push_back(attach(qp, &contexts[qp]));
+  run();
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    calls_.clear();
+    // Each time in another order.
+    const auto qp_at = [&](std::uint64_t i) {
+      return static_cast<std::uint32_t>((i * 3 + round) % 7);
+    };
+    for (std::uint64_t i = 0; i < 7; ++i) source->complete(qp_at(i), round);
+    run(3);
+    ASSERT_EQ(calls_.size(), 7u);
+    for (std::size_t i = 0; i < 7; ++i) {
+      EXPECT_EQ(calls_[i].data, source->polled_to().back() + i);
+      EXPECT_EQ(calls_[i].context, &contexts[qp_at(i)]);
+      EXPECT_EQ(calls_[i].wr_ids, std::vector<std::uint64_t>{round});
+    }
+  }
+  // One of them twice, and it is sorted.
+  calls_.clear();
+  for (const std::uint32_t qp : {3U, 4U, 3U}) source->complete(qp, 20);
+  run(3);
+  ASSERT_EQ(calls_.size(), 2u);
+  EXPECT_EQ(calls_[0].wr_ids, (std::vector<std::uint64_t>{20, 20}));
+  // None is left in hand.
+  for (auto& connection : connections)
+    EXPECT_TRUE(detach_by_running(*dispatcher_, *connection).clean);
+}
+
 TEST_F(OneWorker, BatchSizeBoundsACall) {
   for (const std::uint32_t size : {1U, 5U, 31U}) {
     calls_.clear();
