@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-class SilentSource final : public CompletionSource {
+class SilentSource : public CompletionSource {
  public:
   PollOutcome poll(std::span<ibv_wc>) noexcept override { return {}; }
   EventOutcome consume_event() noexcept override { return {}; }
@@ -22,13 +22,8 @@ class SilentSource final : public CompletionSource {
   std::string_view name() const noexcept override { return "silent"; }
 };
 
-class RetiringSource final : public CompletionSource {
+class RetiringSource final : public SilentSource {
  public:
-  PollOutcome poll(std::span<ibv_wc>) noexcept override { return {}; }
-  EventOutcome consume_event() noexcept override { return {}; }
-  int wait_fd() const noexcept override { return -1; }
-  std::uint32_t capacity() const noexcept override { return 1; }
-  std::string_view name() const noexcept override { return "retiring"; }
   void retire(std::span<const ibv_wc> completions) noexcept override {
     retired += completions.size();
     ++calls;

@@ -83,8 +83,11 @@ TEST_P(Routing, InlinedHandlersSeeFailedCompletionsAmongFullBatches) {
                                    [&](std::span<const ibv_wc> batch, const BatchInfo&) noexcept {
                                      log.enter();
                                      for (const ibv_wc& wc : batch) {
-                                       if (wc.status != IBV_WC_SUCCESS) failed.push_back(wc.wr_id);
-                                       if (wc.status != IBV_WC_SUCCESS && wc.byte_len != 0) ++wrong;
+                                       if (wc.status != IBV_WC_SUCCESS) {
+                                         if (wc.byte_len != 0) ++wrong;
+                                         const std::scoped_lock lock(mutex);
+                                         failed.push_back(wc.wr_id);
+                                       }
                                        log.note(wc);
                                      }
                                      log.leave();
